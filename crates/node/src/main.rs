@@ -1,0 +1,3 @@
+//! The binary `motley`.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! Set-up, demo and checks.
+
+fn main() {}
