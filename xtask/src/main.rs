@@ -1,3 +1,57 @@
-//! Set-up, demo and checks.
+//! `cargo xtask`: set-up, the demo and every check of this repository.
+//!
+//! It links nothing of Motley: it starts cargo, apt and pip, watches them, and reports.
+//! It must stay quick to compile, because it is built before anything else can be shown.
+//! Start at the lists of steps in `demo` and `checks`; both share `setup`.
 
-fn main() {}
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "its output is its purpose")]
+#![expect(clippy::disallowed_methods, reason = "it measures time, starts programs, reads files")]
+
+mod cache;
+mod checks;
+mod demo;
+mod layers;
+mod models;
+mod process;
+mod setup;
+mod steps;
+mod supply;
+mod tidy;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use cache::Workplace;
+
+const USAGE: &str = "\
+cargo xtask demo            set up, build, fetch a small model, and let it answer
+cargo xtask test [STEP..]   set up and run every check (or only the named ones)
+cargo xtask models [NAME..] fetch models for tests and benchmarks; without names, list them";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<()> {
+    let Some((command, rest)) = arguments.split_first() else {
+        bail!("no command given; there are:\n{USAGE}");
+    };
+    match command.as_str() {
+        "demo" if rest.is_empty() => demo::run(&Workplace::find()?),
+        "test" => checks::run(&Workplace::find()?, rest),
+        "models" => models::run(&Workplace::find()?, rest),
+        "help" | "--help" | "-h" => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("`{}` is not a command; there are:\n{USAGE}", arguments.join(" ")),
+    }
+}

@@ -1,0 +1,55 @@
+//! `cargo xtask demo`: from a bare machine to a real model's answer.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cache::Workplace;
+use crate::models::SMOLLM2;
+use crate::process::{self, Job};
+use crate::setup;
+use crate::steps::{self, Outcome, Step};
+
+const PROMPT: &str = "In two sentences: why does ice float on water?";
+
+const STEPS: &[Step] = &[
+    Step { name: "set-up", essential: true, run: setup::run },
+    Step { name: "build", essential: true, run: build },
+    Step { name: "model", essential: true, run: fetch_model },
+    Step { name: "answer", essential: false, run: answer },
+];
+
+/// Runs the demo.
+pub(crate) fn run(workplace: &Workplace) -> Result<()> {
+    steps::run(STEPS, workplace)
+}
+
+fn build(workplace: &Workplace) -> Result<Outcome> {
+    eprintln!("   the first build compiles llama.cpp's kernels and takes some minutes");
+    let cargo = workplace.cargo(&["build", "--release", "--locked", "--package", "motley"]);
+    let hint = "the compiler's first message above tells why";
+    let job = Job { label: "building motley", limit: Duration::from_secs(60 * 60), hint };
+    process::show(cargo, &job)?;
+    Ok(Outcome::Passed)
+}
+
+fn fetch_model(workplace: &Workplace) -> Result<Outcome> {
+    SMOLLM2.fetch(workplace)?;
+    Ok(Outcome::Passed)
+}
+
+fn answer(workplace: &Workplace) -> Result<Outcome> {
+    eprintln!("   motley run {} {PROMPT:?} --verbose\n", SMOLLM2.path(workplace).display());
+    let mut motley = motley(workplace);
+    motley.arg("run").arg(SMOLLM2.path(workplace)).args([PROMPT, "--verbose"]);
+    let hint = "run the command above by itself to see more";
+    let job = Job { label: "motley run", limit: Duration::from_secs(10 * 60), hint };
+    process::show(motley, &job)?;
+    Ok(Outcome::Passed)
+}
+
+/// The program that the build step made.
+fn motley(workplace: &Workplace) -> Command {
+    Command::new(workplace.target.join("release").join("motley"))
+}
