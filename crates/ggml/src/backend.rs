@@ -1,0 +1,275 @@
+//! Devices, back-ends and the kinds of memory they offer.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::NonNull;
+
+use llama_cpp_sys_2 as sys;
+
+use crate::element::ElementType;
+use crate::graph::Graph;
+use crate::log;
+use crate::threads::ThreadPool;
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The processor.
+    Cpu,
+    /// A GPU with its own memory.
+    Gpu,
+    /// A GPU that shares the system's memory.
+    IntegratedGpu,
+    /// Another accelerator that works in system memory.
+    Accelerator,
+}
+
+/// A device that this build of ggml can compute on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    raw: NonNull<sys::ggml_backend_device>,
+}
+
+/// All devices, in ggml's order.
+pub fn devices() -> Vec<Device> {
+    log::start();
+    // SAFETY: the registry is static; indices below the count are valid.
+    unsafe {
+        (0..sys::ggml_backend_dev_count())
+            .filter_map(|index| NonNull::new(sys::ggml_backend_dev_get(index)))
+            .map(|raw| Device { raw })
+            .collect()
+    }
+}
+
+impl Device {
+    /// The processor.
+    ///
+    /// # Panics
+    /// When ggml was built without its CPU back-end, which this crate never does.
+    pub fn cpu() -> Self {
+        devices()
+            .into_iter()
+            .find(|device| device.kind() == DeviceKind::Cpu)
+            .expect("the CPU back-end is always built")
+    }
+
+    /// ggml's short name, such as `CPU` or `Vulkan0`.
+    pub fn name(&self) -> String {
+        // SAFETY: device names are static strings.
+        unsafe { CStr::from_ptr(sys::ggml_backend_dev_name(self.raw.as_ptr())) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// What the maker calls it.
+    pub fn description(&self) -> String {
+        // SAFETY: device descriptions are static strings.
+        unsafe { CStr::from_ptr(sys::ggml_backend_dev_description(self.raw.as_ptr())) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// What the device is.
+    pub fn kind(&self) -> DeviceKind {
+        // SAFETY: the handle is static.
+        match unsafe { sys::ggml_backend_dev_type(self.raw.as_ptr()) } {
+            sys::GGML_BACKEND_DEVICE_TYPE_GPU => DeviceKind::Gpu,
+            sys::GGML_BACKEND_DEVICE_TYPE_IGPU => DeviceKind::IntegratedGpu,
+            sys::GGML_BACKEND_DEVICE_TYPE_CPU => DeviceKind::Cpu,
+            _ => DeviceKind::Accelerator,
+        }
+    }
+
+    /// Free and total memory in bytes, as the driver reports them.
+    pub fn memory_bytes(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the handle is static and both pointers are valid for writes.
+        unsafe { sys::ggml_backend_dev_memory(self.raw.as_ptr(), &mut free, &mut total) };
+        (free, total)
+    }
+
+    /// The device's ordinary memory.
+    ///
+    /// # Panics
+    /// When the device offers none, which no ggml back-end does.
+    pub fn memory(&self) -> BufferKind {
+        // SAFETY: the handle is static.
+        let raw = unsafe { sys::ggml_backend_dev_buffer_type(self.raw.as_ptr()) };
+        BufferKind { raw: NonNull::new(raw).expect("every device has memory"), device: *self }
+    }
+
+    /// Further layouts for weights, such as the CPU's interleaved ("repacked") one.
+    pub fn weight_layouts(&self) -> Vec<BufferKind> {
+        // SAFETY: the registry entry is static; the procedure, where it exists, has the bound
+        // signature by ggml's contract for this name and returns a NULL-terminated array.
+        unsafe {
+            let registry = sys::ggml_backend_dev_backend_reg(self.raw.as_ptr());
+            let procedure = sys::ggml_backend_reg_get_proc_address(
+                registry,
+                c"ggml_backend_dev_get_extra_bufts".as_ptr(),
+            );
+            if procedure.is_null() {
+                return Vec::new();
+            }
+            let procedure: sys::ggml_backend_dev_get_extra_bufts_t = std::mem::transmute(procedure);
+            let Some(procedure) = procedure else { return Vec::new() };
+            let mut next = procedure(self.raw.as_ptr());
+            let mut layouts = Vec::new();
+            while !next.is_null()
+                && let Some(raw) = NonNull::new(*next)
+            {
+                layouts.push(BufferKind { raw, device: *self });
+                next = next.add(1);
+            }
+            layouts
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name()).field("kind", &self.kind()).finish()
+    }
+}
+
+/// A kind of memory: where tensors live and in which layout.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct BufferKind {
+    raw: NonNull<sys::ggml_backend_buffer_type>,
+    device: Device,
+}
+
+impl BufferKind {
+    /// ggml's name of the kind, such as `CPU` or `CPU_REPACK`.
+    pub fn name(&self) -> String {
+        // SAFETY: buffer type names are static strings.
+        unsafe { CStr::from_ptr(sys::ggml_backend_buft_name(self.raw.as_ptr())) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Whether a matrix of `rows` rows of `row_elements` may be kept here as the weight of a
+    /// matrix product with 32-bit floats.
+    pub fn holds_matrix(&self, element: ElementType, row_elements: usize, rows: usize) -> bool {
+        if element.row_bytes(row_elements).is_none() {
+            return false;
+        }
+        let (Ok(columns), Ok(rows)) = (i64::try_from(row_elements), i64::try_from(rows)) else {
+            return false;
+        };
+        // SAFETY: a small context is made and freed here; the probe tensors carry a buffer of
+        // this kind so that the device can answer, and nothing is computed or kept.
+        unsafe {
+            let context = sys::ggml_init(sys::ggml_init_params {
+                mem_size: 8 * sys::ggml_tensor_overhead(),
+                mem_buffer: std::ptr::null_mut(),
+                no_alloc: true,
+            });
+            let buffer = sys::ggml_backend_buft_alloc_buffer(self.raw.as_ptr(), 0);
+            let supported = if context.is_null() || buffer.is_null() {
+                false
+            } else {
+                let weight = sys::ggml_new_tensor_2d(context, element.raw(), columns, rows);
+                let input = sys::ggml_new_tensor_2d(context, sys::GGML_TYPE_F32, columns, 512);
+                (*weight).buffer = buffer;
+                let product = sys::ggml_mul_mat(context, weight, input);
+                sys::ggml_backend_dev_supports_op(self.device.raw.as_ptr(), product)
+            };
+            if !buffer.is_null() {
+                sys::ggml_backend_buffer_free(buffer);
+            }
+            if !context.is_null() {
+                sys::ggml_free(context);
+            }
+            supported
+        }
+    }
+
+    pub(crate) fn raw(&self) -> sys::ggml_backend_buffer_type_t {
+        self.raw.as_ptr()
+    }
+}
+
+impl fmt::Debug for BufferKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BufferKind").field(&self.name()).finish()
+    }
+}
+
+/// A graph could not be run.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ComputeError {
+    /// The graph has no memory, or its memory was given to a larger graph since.
+    #[error("the graph has no compute memory of its current allocator")]
+    NotAllocated,
+    /// The back-end reported a failure.
+    #[error("the back-end failed with status {status}: {message}")]
+    Backend {
+        /// ggml's status number.
+        status: i32,
+        /// What ggml logged last.
+        message: String,
+    },
+}
+
+/// A device made ready to run graphs.
+#[derive(Debug)]
+pub struct Backend {
+    raw: NonNull<sys::ggml_backend>,
+    device: Device,
+    // Dropped after the back-end that uses it; see `Drop`.
+    pool: Option<ThreadPool>,
+}
+
+impl Backend {
+    /// The processor with a pool of compute threads.
+    pub fn cpu(pool: ThreadPool) -> Self {
+        let device = Device::cpu();
+        // SAFETY: a fresh CPU back-end; the pool outlives it because it is dropped after `raw`.
+        let raw = unsafe {
+            let raw = sys::ggml_backend_cpu_init();
+            sys::ggml_backend_cpu_set_n_threads(
+                raw,
+                i32::try_from(pool.threads()).expect("at most 512"),
+            );
+            sys::ggml_backend_cpu_set_threadpool(raw, pool.raw());
+            raw
+        };
+        Self { raw: NonNull::new(raw).expect("the CPU back-end starts"), device, pool: Some(pool) }
+    }
+
+    /// The device that this back-end runs on.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Compute threads, where the device has any.
+    pub fn threads(&self) -> Option<usize> {
+        self.pool.as_ref().map(ThreadPool::threads)
+    }
+
+    /// Runs `graph` to its end.
+    ///
+    /// # Errors
+    /// When the graph has no valid compute memory or the back-end fails.
+    pub fn compute(&mut self, graph: &Graph) -> Result<(), ComputeError> {
+        if !graph.is_allocated() {
+            return Err(ComputeError::NotAllocated);
+        }
+        // SAFETY: every tensor of the graph has memory that the graph keeps alive.
+        let status = unsafe { sys::ggml_backend_graph_compute(self.raw.as_ptr(), graph.raw()) };
+        if status == sys::GGML_STATUS_SUCCESS {
+            Ok(())
+        } else {
+            Err(ComputeError::Backend { status, message: log::take_last_error() })
+        }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // SAFETY: the back-end is owned; its thread pool is a field and is dropped afterwards.
+        unsafe { sys::ggml_backend_free(self.raw.as_ptr()) }
+    }
+}

@@ -1,0 +1,50 @@
+//! Read-only memory maps of model files.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+/// A whole file mapped read-only.
+pub struct MappedFile {
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps the regular file at `path`.
+    ///
+    /// # Errors
+    /// When the path cannot be opened, is no regular file, or cannot be mapped.
+    #[expect(clippy::disallowed_methods, reason = "opening files is what this function is for")]
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        // SAFETY: the map is private to this process and only read. Another program that
+        // truncates or rewrites the file while it is mapped can change the bytes or end the
+        // process by a signal; model files are installed once and replaced by renaming, and no
+        // length is ever taken from the mapped bytes without a check against the map's length.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Self { map })
+    }
+
+    /// The bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// Tells the kernel that the whole file will be read soon.
+    pub fn will_need(&self) {
+        #[cfg(unix)]
+        let _ = self.map.advise(memmap2::Advice::WillNeed);
+    }
+}
+
+impl fmt::Debug for MappedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MappedFile").field("bytes", &self.map.len()).finish()
+    }
+}

@@ -1,0 +1,466 @@
+//! Compute graphs: built once in a closure, allocated, then run many times.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use llama_cpp_sys_2 as sys;
+
+use crate::backend::Backend;
+use crate::element::ElementType;
+use crate::log;
+use crate::tensors::{TensorId, TensorSet};
+
+/// A tensor of a graph under construction; it cannot leave the closure that builds the graph.
+#[derive(Clone, Copy)]
+pub struct Tensor<'g> {
+    pub(crate) raw: NonNull<sys::ggml_tensor>,
+    // Invariant in 'g, so that tensors of two builders never mix.
+    _graph: PhantomData<Cell<&'g ()>>,
+}
+
+impl Tensor<'_> {
+    /// Elements per dimension, fastest first.
+    pub fn shape(&self) -> [usize; 4] {
+        // SAFETY: the tensor belongs to a live context.
+        unsafe { self.raw.as_ref() }.ne.map(|n| usize::try_from(n).expect("extents are positive"))
+    }
+
+    /// Bytes between neighbours per dimension.
+    pub fn strides_bytes(&self) -> [usize; 4] {
+        // SAFETY: as above.
+        unsafe { self.raw.as_ref() }.nb
+    }
+
+    /// Element type.
+    pub fn element(&self) -> ElementType {
+        // SAFETY: as above.
+        ElementType::from_id(unsafe { self.raw.as_ref() }.type_).expect("a type of a live tensor")
+    }
+
+    pub(crate) fn is_contiguous(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { sys::ggml_is_contiguous(self.raw.as_ptr()) }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { sys::ggml_nbytes(self.raw.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}{:?}", self.element(), self.shape())
+    }
+}
+
+/// A value that the caller writes before each run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input(usize);
+
+/// A value that the caller may read after a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output(usize);
+
+/// Plain numbers that inputs and outputs are made of.
+pub trait Scalar: Copy + sealed::Sealed {
+    /// The element type with the same layout.
+    const ELEMENT: ElementType;
+
+    /// The value as a row index, where it can be one.
+    fn as_index(self) -> Option<usize>;
+}
+
+mod sealed {
+    #[expect(unnameable_types, reason = "the point of a sealed trait")]
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for i32 {}
+    impl Sealed for i64 {}
+    impl Sealed for u16 {}
+}
+
+impl Scalar for f32 {
+    const ELEMENT: ElementType = ElementType::F32;
+
+    fn as_index(self) -> Option<usize> {
+        None
+    }
+}
+impl Scalar for i32 {
+    const ELEMENT: ElementType = ElementType::I32;
+
+    fn as_index(self) -> Option<usize> {
+        usize::try_from(self).ok()
+    }
+}
+impl Scalar for i64 {
+    const ELEMENT: ElementType = ElementType::I64;
+
+    fn as_index(self) -> Option<usize> {
+        usize::try_from(self).ok()
+    }
+}
+/// The bits of a 16-bit float.
+impl Scalar for u16 {
+    const ELEMENT: ElementType = ElementType::F16;
+
+    fn as_index(self) -> Option<usize> {
+        None
+    }
+}
+
+#[derive(Clone, Copy)]
+struct DeclaredInput {
+    tensor: NonNull<sys::ggml_tensor>,
+    // What row indices must stay below; ggml would abort on a larger one.
+    index_limit: Option<usize>,
+}
+
+/// Makes the nodes of one graph.
+pub struct Builder<'g> {
+    pub(crate) context: NonNull<sys::ggml_context>,
+    graph: NonNull<sys::ggml_cgraph>,
+    tensors_left: Cell<usize>,
+    inputs: RefCell<Vec<DeclaredInput>>,
+    outputs: RefCell<Vec<NonNull<sys::ggml_tensor>>>,
+    sets: RefCell<Vec<Rc<TensorSet>>>,
+    _graph: PhantomData<Cell<&'g ()>>,
+}
+
+impl<'g> Builder<'g> {
+    /// Declares a value that the caller writes before each run.
+    ///
+    /// # Panics
+    /// When an extent is zero.
+    pub fn input(&self, element: ElementType, shape: [usize; 4]) -> (Tensor<'g>, Input) {
+        self.declare_input(element, shape, None)
+    }
+
+    /// Declares `count` row indices of type `element` (32 or 64 bits), each below `limit`.
+    pub fn indices(&self, element: ElementType, count: usize, limit: usize) -> (Tensor<'g>, Input) {
+        assert!(element == ElementType::I32 || element == ElementType::I64, "indices are integers");
+        self.declare_input(element, [count, 1, 1, 1], Some(limit))
+    }
+
+    fn declare_input(
+        &self,
+        element: ElementType,
+        shape: [usize; 4],
+        index_limit: Option<usize>,
+    ) -> (Tensor<'g>, Input) {
+        assert!(shape.iter().all(|extent| *extent > 0), "an input of no elements");
+        assert!(element.row_bytes(shape[0]).is_some(), "input rows are whole blocks");
+        let shape = shape.map(as_i64);
+        self.take_one();
+        // SAFETY: the context has room and the extents are positive.
+        let raw = unsafe {
+            let raw = sys::ggml_new_tensor(self.context.as_ptr(), element.raw(), 4, shape.as_ptr());
+            sys::ggml_set_input(raw);
+            NonNull::new(raw).expect("the context has room")
+        };
+        self.inputs.borrow_mut().push(DeclaredInput { tensor: raw, index_limit });
+        (Tensor { raw, _graph: PhantomData }, Input(self.inputs.borrow().len() - 1))
+    }
+
+    /// Brings a tensor of a set, such as a weight, into the graph.
+    pub fn stored(&self, set: &Rc<TensorSet>, id: TensorId) -> Tensor<'g> {
+        let mut sets = self.sets.borrow_mut();
+        if !sets.iter().any(|held| Rc::ptr_eq(held, set)) {
+            sets.push(Rc::clone(set));
+        }
+        Tensor { raw: set.raw(id), _graph: PhantomData }
+    }
+
+    /// Appends `tensor` and what it depends on to the run order, unless already there.
+    pub fn expand(&self, tensor: Tensor<'g>) {
+        // SAFETY: the graph has room for every tensor of its context and for imported leaves.
+        unsafe { sys::ggml_build_forward_expand(self.graph.as_ptr(), tensor.raw.as_ptr()) }
+    }
+
+    /// Declares `tensor` readable after a run and appends it to the run order.
+    pub fn output(&self, tensor: Tensor<'g>) -> Output {
+        assert!(tensor.is_contiguous(), "outputs are contiguous");
+        // SAFETY: the tensor belongs to this graph.
+        unsafe { sys::ggml_set_output(tensor.raw.as_ptr()) };
+        self.expand(tensor);
+        self.outputs.borrow_mut().push(tensor.raw);
+        Output(self.outputs.borrow().len() - 1)
+    }
+
+    /// Asserts that `rows` was declared by [`indices`](Self::indices) for at most `table_rows`.
+    pub(crate) fn check_indices(&self, rows: Tensor<'g>, table_rows: usize) {
+        let limit = self
+            .inputs
+            .borrow()
+            .iter()
+            .find(|input| input.tensor == rows.raw)
+            .and_then(|input| input.index_limit);
+        assert!(
+            limit.is_some_and(|limit| limit <= table_rows),
+            "row indices must be declared with a limit of at most {table_rows}"
+        );
+    }
+
+    /// Wraps a fresh node.
+    pub(crate) fn node(&self, raw: *mut sys::ggml_tensor) -> Tensor<'g> {
+        Tensor { raw: NonNull::new(raw).expect("the context has room"), _graph: PhantomData }
+    }
+
+    /// Accounts for one tensor about to be made; ggml would abort on a full context.
+    pub(crate) fn take_one(&self) {
+        let left = self.tensors_left.get();
+        assert!(left > 0, "the graph has more tensors than it was sized for");
+        self.tensors_left.set(left - 1);
+    }
+}
+
+impl fmt::Debug for Builder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("tensors_left", &self.tensors_left.get()).finish()
+    }
+}
+
+/// A finished graph and everything that its nodes point to.
+pub struct Graph {
+    context: NonNull<sys::ggml_context>,
+    graph: NonNull<sys::ggml_cgraph>,
+    inputs: Vec<DeclaredInput>,
+    outputs: Vec<NonNull<sys::ggml_tensor>>,
+    // Keep the memory alive that nodes point into.
+    _sets: Vec<Rc<TensorSet>>,
+    memory: Option<(Rc<ComputeMemory>, u64)>,
+}
+
+impl Graph {
+    /// Builds a graph of at most `tensors_max` new tensors with the nodes that `build` makes.
+    ///
+    /// # Panics
+    /// When `build` makes more tensors than that.
+    pub fn build<R>(
+        tensors_max: usize,
+        build: impl for<'g> FnOnce(&Builder<'g>) -> R,
+    ) -> (Self, R) {
+        log::start();
+        // Leaves from tensor sets do not live in this context, but take places in the graph.
+        let places = tensors_max * 2;
+        // SAFETY: plain allocation; sizes follow ggml's own accounting.
+        let (context, graph) = unsafe {
+            let context = sys::ggml_init(sys::ggml_init_params {
+                mem_size: tensors_max * sys::ggml_tensor_overhead()
+                    + sys::ggml_graph_overhead_custom(places, false),
+                mem_buffer: std::ptr::null_mut(),
+                no_alloc: true,
+            });
+            let graph = sys::ggml_new_graph_custom(context, places, false);
+            (context, graph)
+        };
+        let builder = Builder {
+            context: NonNull::new(context).expect("an allocation of metadata"),
+            graph: NonNull::new(graph).expect("the context was sized for it"),
+            tensors_left: Cell::new(tensors_max),
+            inputs: RefCell::default(),
+            outputs: RefCell::default(),
+            sets: RefCell::default(),
+            _graph: PhantomData,
+        };
+        // Owned before `build` runs, so that a panic there frees the context.
+        let mut graph = Self {
+            context: builder.context,
+            graph: builder.graph,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            _sets: Vec::new(),
+            memory: None,
+        };
+        let result = build(&builder);
+        graph.inputs = builder.inputs.into_inner();
+        graph.outputs = builder.outputs.into_inner();
+        graph._sets = builder.sets.into_inner();
+        (graph, result)
+    }
+
+    /// Writes all elements of an input.
+    ///
+    /// # Panics
+    /// When the graph has no memory, type or length differ from the declaration, or an index
+    /// reaches its limit.
+    pub fn write<T: Scalar>(&mut self, input: Input, values: &[T]) {
+        let declared = self.inputs[input.0];
+        if let Some(limit) = declared.index_limit {
+            assert!(
+                values.iter().all(|value| value.as_index().is_some_and(|index| index < limit)),
+                "a row index outside a table of {limit} rows"
+            );
+        }
+        let tensor = self.checked::<T>(declared.tensor, values.len());
+        // SAFETY: type and byte length equal the tensor's, which has memory.
+        unsafe {
+            sys::ggml_backend_tensor_set(tensor, values.as_ptr().cast(), 0, size_of_val(values));
+        }
+    }
+
+    /// Reads all elements of an output.
+    ///
+    /// # Panics
+    /// When the graph has no memory, or type or length differ from the output's.
+    pub fn read<T: Scalar>(&self, output: Output, values: &mut [T]) {
+        let tensor = self.checked::<T>(self.outputs[output.0], values.len());
+        // SAFETY: type and byte length equal the tensor's, which has memory.
+        unsafe {
+            sys::ggml_backend_tensor_get(
+                tensor,
+                values.as_mut_ptr().cast(),
+                0,
+                size_of_val(values),
+            );
+        }
+    }
+
+    /// Elements of an output.
+    pub fn output_elements(&self, output: Output) -> usize {
+        // SAFETY: the tensor belongs to this graph.
+        usize::try_from(unsafe { sys::ggml_nelements(self.outputs[output.0].as_ptr()) })
+            .expect("counts are positive")
+    }
+
+    /// Nodes in the run order.
+    pub fn nodes(&self) -> usize {
+        // SAFETY: the graph is live.
+        usize::try_from(unsafe { sys::ggml_graph_n_nodes(self.graph.as_ptr()) })
+            .expect("counts are positive")
+    }
+
+    /// Whether the graph still owns its compute memory; a larger graph may have taken it.
+    pub fn is_allocated(&self) -> bool {
+        self.memory.as_ref().is_some_and(|(memory, round)| memory.round.get() == *round)
+    }
+
+    pub(crate) fn raw(&self) -> *mut sys::ggml_cgraph {
+        self.graph.as_ptr()
+    }
+
+    /// Makes every tensor of the graph's own context unplaced again; ggml would otherwise take an
+    /// address from an earlier placement for memory of somebody else's and keep it.
+    fn forget_memory(&mut self) {
+        self.memory = None;
+        // SAFETY: walks the tensors of the owned context; their memory belongs to a compute
+        // buffer or, for views of stored tensors, is found again by ggml when it is placed.
+        unsafe {
+            let mut next = sys::ggml_get_first_tensor(self.context.as_ptr());
+            while let Some(tensor) = NonNull::new(next) {
+                (*tensor.as_ptr()).data = std::ptr::null_mut();
+                (*tensor.as_ptr()).buffer = std::ptr::null_mut();
+                next = sys::ggml_get_next_tensor(self.context.as_ptr(), next);
+            }
+        }
+    }
+
+    fn checked<T: Scalar>(
+        &self,
+        tensor: NonNull<sys::ggml_tensor>,
+        elements: usize,
+    ) -> *mut sys::ggml_tensor {
+        assert!(self.is_allocated(), "the graph has no compute memory");
+        // SAFETY: the tensor belongs to this graph.
+        let (element, count) =
+            unsafe { (tensor.as_ref().type_, sys::ggml_nelements(tensor.as_ptr())) };
+        assert_eq!(element, T::ELEMENT.raw(), "element type of a graph value");
+        assert_eq!(count, as_i64(elements), "elements of a graph value");
+        tensor.as_ptr()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the context is owned, and the graph lives in it.
+        unsafe { sys::ggml_free(self.context.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("nodes", &self.nodes()).finish_non_exhaustive()
+    }
+}
+
+/// Compute memory was refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("compute memory was refused: {message}")]
+pub struct AllocateError {
+    /// What ggml logged last.
+    pub message: String,
+}
+
+struct ComputeMemory {
+    raw: NonNull<sys::ggml_gallocr>,
+    // Grows when the memory moves, which leaves older graphs without memory.
+    round: Cell<u64>,
+    bytes: Cell<usize>,
+}
+
+impl Drop for ComputeMemory {
+    fn drop(&mut self) {
+        // SAFETY: owned; graphs placed in it hold a reference.
+        unsafe { sys::ggml_gallocr_free(self.raw.as_ptr()) }
+    }
+}
+
+/// Memory for intermediate values, shared by graphs that never run at the same time.
+///
+/// A graph keeps its place until a larger graph makes the memory move; reserve the largest first.
+pub struct ComputeBuffer {
+    memory: Rc<ComputeMemory>,
+}
+
+impl ComputeBuffer {
+    /// Empty memory of the back-end's device.
+    ///
+    /// # Panics
+    /// When the few bytes of the allocator itself are refused.
+    pub fn new(backend: &Backend) -> Self {
+        // SAFETY: the buffer type is static.
+        let raw = unsafe { sys::ggml_gallocr_new(backend.device().memory().raw()) };
+        let raw = NonNull::new(raw).expect("a small allocation");
+        Self { memory: Rc::new(ComputeMemory { raw, round: Cell::new(0), bytes: Cell::new(0) }) }
+    }
+
+    /// Gives `graph` its place.
+    ///
+    /// # Errors
+    /// When the memory has to grow and the system refuses.
+    pub fn allocate(&mut self, graph: &mut Graph) -> Result<(), AllocateError> {
+        graph.forget_memory();
+        // SAFETY: the graph is live; ggml writes addresses into its unallocated tensors only.
+        let done = unsafe { sys::ggml_gallocr_alloc_graph(self.memory.raw.as_ptr(), graph.raw()) };
+        // SAFETY: the allocator has one buffer.
+        let bytes = unsafe { sys::ggml_gallocr_get_buffer_size(self.memory.raw.as_ptr(), 0) };
+        if bytes != self.memory.bytes.get() || !done {
+            self.memory.bytes.set(bytes);
+            self.memory.round.set(self.memory.round.get() + 1);
+        }
+        if !done {
+            return Err(AllocateError { message: log::take_last_error() });
+        }
+        graph.memory = Some((Rc::clone(&self.memory), self.memory.round.get()));
+        Ok(())
+    }
+
+    /// Bytes held now.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes.get()
+    }
+}
+
+impl fmt::Debug for ComputeBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ComputeBuffer").field("bytes", &self.bytes()).finish()
+    }
+}
+
+pub(crate) fn as_i64(value: usize) -> i64 {
+    i64::try_from(value).expect("extents fit 63 bits")
+}
