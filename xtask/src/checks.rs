@@ -97,7 +97,7 @@ fn fuzz_targets(workplace: &Workplace) -> Result<Outcome> {
     cargo_step(cargo, &Job { label: "fuzz targets", limit: minutes(20), hint })
 }
 
-/// Tests read no other variable of the environment.
+/// Tells the tests where models and the data beside the checkout lie.
 fn give_data(cargo: &mut Command, workplace: &Workplace) {
     cargo.env("MOTLEY_MODELS", &workplace.models);
     if let Some(shared) = &workplace.shared {

@@ -126,10 +126,8 @@ fn has_path(line: &str, root: &str) -> bool {
     line.match_indices(&start).any(|(index, _)| {
         let before = line[..index].chars().next_back();
         let after = line[index + start.len()..].chars().next();
-        !before
-            .is_some_and(|character| character.is_alphanumeric() || "._-~/}*".contains(character))
-            && after
-                .is_some_and(|character| character.is_alphanumeric() || "._-".contains(character))
+        !before.is_some_and(|found| found.is_alphanumeric() || "._-~/}*".contains(found))
+            && after.is_some_and(|found| found.is_alphanumeric() || found == '_')
     })
 }
 
