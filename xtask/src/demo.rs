@@ -41,15 +41,12 @@ fn fetch_model(workplace: &Workplace) -> Result<Outcome> {
 
 fn answer(workplace: &Workplace) -> Result<Outcome> {
     eprintln!("   motley run {} {PROMPT:?} --verbose\n", SMOLLM2.path(workplace).display());
-    let mut motley = motley(workplace);
+    let program = workplace.target.join("release").join("motley");
+    let mut motley = Command::new(&program);
     motley.arg("run").arg(SMOLLM2.path(workplace)).args([PROMPT, "--verbose"]);
     let hint = "run the command above by itself to see more";
     let job = Job { label: "motley run", limit: Duration::from_secs(10 * 60), hint };
     process::show(motley, &job)?;
+    eprintln!("\n   the program is {}", program.display());
     Ok(Outcome::Passed)
-}
-
-/// The program that the build step made.
-fn motley(workplace: &Workplace) -> Command {
-    Command::new(workplace.target.join("release").join("motley"))
 }

@@ -117,7 +117,7 @@ fn watch(mut command: Command, limit: Duration, mut beat: impl FnMut()) -> Resul
         }
     }
     stop(id);
-    bail!("{name} was stopped after its limit of {} s", limit.as_secs());
+    bail!("{name} was stopped after its limit of {limit:?}");
 }
 
 /// Stops a child with all its descendants. The child stays in our process group, so that an
@@ -148,4 +148,45 @@ fn children(parent: u32) -> Vec<u32> {
             .unwrap_or_default()
     };
     listed.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_child_past_its_limit_is_stopped_with_its_descendants() -> Result<()> {
+        let (mut reader, writer) = std::io::pipe()?;
+        let mut command = shell("(sleep 20; echo late) & wait");
+        command.stdout(writer);
+        let error = watch(command, Duration::from_millis(200), || ()).expect_err("it never ends");
+        assert_eq!(error.to_string(), "sh was stopped after its limit of 200ms");
+        // The pipe ends when the last process that could write into it is gone.
+        let mut written = String::new();
+        reader.read_to_string(&mut written)?;
+        assert_eq!(written, "");
+        Ok(())
+    }
+
+    #[test]
+    fn a_failure_repeats_what_the_child_said() {
+        let error = capture(shell("echo because >&2; exit 3"), Duration::from_secs(20))
+            .expect_err("it exits with 3");
+        let text = error.to_string();
+        assert!(text.ends_with("ended with exit status: 3: because"), "{text}");
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = capture(Command::new("no-such-program"), Duration::from_secs(20))
+            .expect_err("there is none");
+        assert_eq!(error.to_string(), "cannot run no-such-program");
+    }
 }

@@ -65,3 +65,44 @@ fn print(table: &[Line]) {
     }
     println!("{:width$}  {:>7.1} s", "total", table.iter().map(|line| line.seconds).sum::<f64>());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn fails(_: &Workplace) -> Result<Outcome> {
+        bail!("on purpose")
+    }
+
+    fn passes(_: &Workplace) -> Result<Outcome> {
+        Ok(Outcome::Passed)
+    }
+
+    fn skips(_: &Workplace) -> Result<Outcome> {
+        Ok(Outcome::Skipped("nothing to do"))
+    }
+
+    fn check(steps: &[Step], expected: Option<&str>) {
+        let nowhere = PathBuf::new;
+        let workplace = Workplace {
+            root: nowhere(),
+            shared: None,
+            models: nowhere(),
+            tools: nowhere(),
+            logs: nowhere(),
+            target: nowhere(),
+        };
+        let error = run(steps, &workplace).err().map(|error| error.to_string());
+        assert_eq!(error.as_deref(), expected);
+    }
+
+    #[test]
+    fn steps_after_a_failure_still_run_unless_it_was_essential() {
+        let step = |name, essential, run| Step { name, essential, run };
+        check(&[step("a", true, passes), step("b", false, skips)], None);
+        let last = step("c", false, fails);
+        check(&[step("a", false, fails), step("b", false, passes), last], Some("failed: a, c"));
+        check(&[step("a", true, fails), step("b", false, passes), last], Some("failed: a"));
+    }
+}
