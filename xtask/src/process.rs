@@ -10,8 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How often a quiet child is reported alive.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How often a child is reported alive that prints nothing of its own.
+const QUIET_BEAT: Duration = Duration::from_secs(10);
+/// The same on a terminal, where the report replaces the one before.
+const LIVE_BEAT: Duration = Duration::from_secs(1);
+/// How often a child is reported alive that prints too.
+const SHOWN_BEAT: Duration = Duration::from_secs(30);
 /// How much of a failed child's log is repeated.
 const LOG_LINES_SHOWN: usize = 40;
 
@@ -30,7 +34,7 @@ pub(crate) fn show(command: Command, job: &Job<'_>) -> Result<()> {
     // On a terminal cargo draws its own progress, which a line of ours would tear.
     let quiet = std::io::stderr().is_terminal();
     let started = Instant::now();
-    let output = watch(command, job.limit, || {
+    let output = watch(command, job.limit, SHOWN_BEAT, || {
         if !quiet {
             eprintln!("   .. {}: {} s", job.label, started.elapsed().as_secs());
         }
@@ -55,7 +59,8 @@ pub(crate) fn log(
     command.stdout(file.try_clone()?).stderr(file);
     let started = Instant::now();
     let live = std::io::stderr().is_terminal();
-    let output = watch(command, job.limit, || {
+    let every = if live { LIVE_BEAT } else { QUIET_BEAT };
+    let output = watch(command, job.limit, every, || {
         let line = format!("   .. {}{}, {} s", job.label, progress(), started.elapsed().as_secs());
         if live {
             eprint!("\r{line}\x1b[K");
@@ -85,7 +90,7 @@ pub(crate) fn log(
 pub(crate) fn capture(mut command: Command, limit: Duration) -> Result<Vec<u8>> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let name = format!("{command:?}");
-    let output = watch(command, limit, || ())?;
+    let output = watch(command, limit, limit, || ())?;
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
         bail!("{name} ended with {}: {}", output.status, error.trim());
@@ -100,7 +105,13 @@ pub(crate) fn succeeds(program: &str, arguments: &[&str]) -> bool {
     capture(command, Duration::from_secs(30)).is_ok()
 }
 
-fn watch(mut command: Command, limit: Duration, mut beat: impl FnMut()) -> Result<Output> {
+/// Waits for a child no longer than `limit`, calling `beat` each time `every` has passed.
+fn watch(
+    mut command: Command,
+    limit: Duration,
+    every: Duration,
+    mut beat: impl FnMut(),
+) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let child =
         command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot run {name}"))?;
@@ -110,7 +121,7 @@ fn watch(mut command: Command, limit: Duration, mut beat: impl FnMut()) -> Resul
     let started = Instant::now();
     loop {
         let left = limit.saturating_sub(started.elapsed());
-        match ended.recv_timeout(HEARTBEAT.min(left)) {
+        match ended.recv_timeout(every.min(left)) {
             Ok(output) => return Ok(output?),
             Err(RecvTimeoutError::Timeout) if started.elapsed() < limit => beat(),
             Err(_) => break,
@@ -166,7 +177,8 @@ mod tests {
         let (mut reader, writer) = std::io::pipe()?;
         let mut command = shell("(sleep 20; echo late) & wait");
         command.stdout(writer);
-        let error = watch(command, Duration::from_millis(200), || ()).expect_err("it never ends");
+        let limit = Duration::from_millis(200);
+        let error = watch(command, limit, limit, || ()).expect_err("it never ends");
         assert_eq!(error.to_string(), "sh was stopped after its limit of 200ms");
         // The pipe ends when the last process that could write into it is gone.
         let mut written = String::new();

@@ -41,6 +41,7 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
         // A file that was just removed is still listed.
         if let Ok(text) = fs::read_to_string(workplace.root.join(path)) {
             faults.extend(file_faults(path, &text));
+            faults.extend(dead_links(&workplace.root, path, &text));
         }
     }
     if !faults.is_empty() {
@@ -129,6 +130,21 @@ fn has_path(line: &str, root: &str) -> bool {
         !before.is_some_and(|found| found.is_alphanumeric() || "._-~/}*".contains(found))
             && after.is_some_and(|found| found.is_alphanumeric() || found == '_')
     })
+}
+
+/// Links of a Markdown file to files that are not there.
+fn dead_links(root: &Path, path: &str, text: &str) -> Vec<String> {
+    if !path.ends_with(".md") {
+        return Vec::new();
+    }
+    let folder = root.join(path).parent().map(Path::to_owned).unwrap_or_default();
+    text.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(link, _)| link.split('#').next().unwrap_or_default())
+        .filter(|link| !link.is_empty() && !link.contains(':') && !folder.join(link).exists())
+        .map(|link| format!("{path}: a link leads to {link}, which is not there"))
+        .collect()
 }
 
 fn unsafe_faults(path: &str, text: &str) -> Vec<String> {
@@ -233,6 +249,17 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(function_lines(&lines, "map"), Some(2..=7));
         assert_eq!(function_lines(&lines, "absent"), None);
+    }
+
+    #[test]
+    fn links_lead_to_files() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let text = "[a](Cargo.toml#x) [b](#here) [c](https://example.org) [d](absent.md)\n";
+        assert_eq!(
+            dead_links(root, "notes.md", text),
+            ["notes.md: a link leads to absent.md, which is not there"]
+        );
+        assert_eq!(dead_links(root, "notes.rs", text), [""; 0]);
     }
 
     #[test]
