@@ -140,7 +140,11 @@ impl System {
             }
             Self::MacOs => format!("`xcode-select --install` and `brew install {list}`"),
             Self::Termux => format!("`pkg install {list}`"),
-            Self::Other => format!("your package manager for what Debian calls {list}"),
+            Self::Other => {
+                return format!(
+                    "install with your package manager what Debian calls {list}, then start this again"
+                );
+            }
         };
         format!("run {command}, then start this again")
     }
@@ -231,4 +235,40 @@ fn libclang_folders() -> Vec<PathBuf> {
         }
     }
     folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(system: System, tools: &[&str], expected: &str) {
+        let needs: Vec<&Need> = NEEDS.iter().filter(|need| tools.contains(&need.tool)).collect();
+        assert_eq!(needs.len(), tools.len());
+        assert_eq!(system.instruction(&system.packages(&needs)), expected);
+    }
+
+    #[test]
+    fn whoever_cannot_install_is_told_the_command() {
+        check(
+            System::Debian,
+            &["cmake", "libclang", "Python's pip"],
+            "run `sudo apt-get update && sudo apt-get install --yes clang cmake libclang-dev \
+             python3 python3-pip`, then start this again",
+        );
+        check(
+            System::MacOs,
+            &["a C++ compiler", "libclang"],
+            "run `xcode-select --install` and `brew install llvm`, then start this again",
+        );
+        check(
+            System::Termux,
+            &["a C++ compiler", "libclang"],
+            "run `pkg install clang`, then start this again",
+        );
+        check(
+            System::Other,
+            &["make"],
+            "install with your package manager what Debian calls make, then start this again",
+        );
+    }
 }
