@@ -1,7 +1,31 @@
-//! Crate `motley-engine`.
+//! Runs layers `a..b` of a model on this machine: the unit of work is a window of layers over
+//! rows, each row belonging to a slot and a position.
+//!
+//! Holds graphs per architecture, cached keys and values, weight layouts, sampling and the maker
+//! of synthetic models. It must not know networks, plans, other devices or HTTP.
+//! Start reading at [`Engine::run`]; one architecture is one file in `graphs/`.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the engine touches the world: it measures layouts by the clock and maps files"
+)]
 
+mod cache;
+mod engine;
+mod graphs;
+mod layout;
+mod masks;
+mod model;
+mod rows;
 mod sampling;
+mod weights;
 
+pub use cache::{CacheElement, CacheError};
+pub use engine::{
+    Engine, EngineMemory, EngineOptions, Entering, LayoutChoice, LoadError, Step, StepError, Wanted,
+};
+pub use layout::Layout;
+pub use model::{Model, OpenError, VocabularyLoadError};
+pub use rows::{Row, RowsError};
 pub use sampling::{
     LOGIT_BIAS_ENTRIES_MAX, PositionedRandom, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
     STOP_TOKENS_MAX, SampleContext, SampleError, Sampled, Sampler, SamplingOptions,

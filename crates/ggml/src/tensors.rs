@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use llama_cpp_sys_2 as sys;
 
@@ -98,7 +99,7 @@ pub struct TensorSet {
     buffer: Option<NonNull<sys::ggml_backend_buffer>>,
     tensors: Vec<NonNull<sys::ggml_tensor>>,
     // Keeps mapped memory alive.
-    _file: Option<Rc<MappedFile>>,
+    _file: Option<Arc<MappedFile>>,
 }
 
 impl TensorSet {
@@ -135,7 +136,7 @@ impl TensorSet {
     ///
     /// # Errors
     /// When a tensor is misshaped, misaligned or not inside the file.
-    pub fn map(file: Rc<MappedFile>, placed: &[PlacedTensor]) -> Result<Rc<Self>, TensorError> {
+    pub fn map(file: Arc<MappedFile>, placed: &[PlacedTensor]) -> Result<Rc<Self>, TensorError> {
         let mut set = Self::declare(placed.iter().map(|tensor| &tensor.spec))?;
         let bytes = file.bytes();
         for (tensor, place) in set.tensors.iter().zip(placed) {

@@ -346,7 +346,7 @@ fn any_options() -> impl Strategy<Value = SamplingOptions> {
 /// Few distinct values, so that ties are common, or any values.
 fn any_logits() -> impl Strategy<Value = Vec<f32>> {
     prop_oneof![
-        prop::collection::vec(prop::sample::select(vec![-2.0, 0.0, 0.5, 3.0]), 1..700),
+        prop::collection::vec(prop::sample::select(vec![-2.0, -0.0, 0.0, 0.5, 3.0]), 1..700),
         prop::collection::vec(-30.0_f32..30.0, 1..700),
     ]
 }

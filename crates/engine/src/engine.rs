@@ -1,0 +1,636 @@
+//! The engine: runs windows of layers over rows of many sequences.
+
+use std::ops::Range;
+
+use motley_ggml::{
+    AllocateError, Backend, ComputeBuffer, ComputeError, Graph, TensorError, ThreadPool,
+    ThreadPoolOptions, Token,
+};
+use motley_model::HyperParameters;
+
+use crate::cache::{Cache, CacheElement, CacheError, CacheShape};
+use crate::graphs::{self, GraphKey, LookInputs, Product, Sources, WindowGraph};
+use crate::layout::{Layout, Layouts};
+use crate::masks;
+use crate::model::Model;
+use crate::rows::{self, Group, Row, RowsError, Run};
+use crate::weights::{Parts, Weights};
+
+/// What an engine holds and how large it may work.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Layers to hold.
+    pub layers: Range<usize>,
+    /// Whether rows may enter as tokens.
+    pub embedding: bool,
+    /// Whether logits may be asked for.
+    pub head: bool,
+    /// Sequences at a time.
+    pub slots: usize,
+    /// Tokens of context per slot.
+    pub context_tokens: usize,
+    /// Rows in one batch at most.
+    pub batch_rows_max: usize,
+    /// How keys and values are cached.
+    pub cache: CacheElement,
+    /// Compute threads.
+    pub threads: ThreadPoolOptions,
+    /// How weight matrices are laid out.
+    pub layout: LayoutChoice,
+}
+
+/// How weight matrices are laid out in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LayoutChoice {
+    /// Measured per element type when the model is loaded.
+    #[default]
+    Measured,
+    /// As in the file, mapped: no copy, and the system can reclaim the memory.
+    Plain,
+}
+
+/// Why an engine could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The layers do not exist.
+    #[error("layers {layers:?} do not exist in a model of {block_count} layers")]
+    Layers {
+        /// Layers asked for.
+        layers: Range<usize>,
+        /// Layers of the model.
+        block_count: usize,
+    },
+    /// A size of zero.
+    #[error("{what} must be at least 1")]
+    Zero {
+        /// The option.
+        what: &'static str,
+    },
+    /// More context than the model was trained for.
+    #[error("a context of {asked} tokens is more than the model's {trained}")]
+    Context {
+        /// Tokens asked for.
+        asked: usize,
+        /// Tokens of the model.
+        trained: u64,
+    },
+    /// A cache type that the model's rows do not fit.
+    #[error(
+        "the cache cannot be {element:?}: the model's heads have {head_elements} elements, no multiple of 32"
+    )]
+    CacheElement {
+        /// Type asked for.
+        element: CacheElement,
+        /// Elements of a head.
+        head_elements: usize,
+    },
+    /// Memory for weights or cache was refused.
+    #[error("cannot hold the model")]
+    Tensors(#[from] TensorError),
+    /// Memory for intermediate values was refused.
+    #[error("cannot reserve working memory")]
+    Compute(#[from] AllocateError),
+}
+
+/// Rows that enter a window.
+#[derive(Clone, Copy, Debug)]
+pub enum Entering<'a> {
+    /// A token per row; the window begins with the embedding.
+    Tokens(&'a [Token]),
+    /// Hidden states, `[embedding]` per row, row after row.
+    Hidden(&'a [f32]),
+}
+
+/// What a window is run for.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// Hidden states of all rows.
+    Hidden,
+    /// Hidden states of these rows only; allowed where the window includes the last layer.
+    HiddenOf(&'a [usize]),
+    /// Logits of these rows, maybe of none; the window must reach the end of the model.
+    Logits(&'a [usize]),
+}
+
+/// One run of a window.
+#[derive(Clone, Debug)]
+pub struct Step<'a> {
+    /// Layers to run; may be empty at the end of the model, for the head alone.
+    pub layers: Range<usize>,
+    /// Rows, those of a slot together and in order.
+    pub rows: &'a [Row],
+    /// What enters.
+    pub entering: Entering<'a>,
+    /// What is wanted.
+    pub wanted: Wanted<'a>,
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The rows are no batch.
+    #[error(transparent)]
+    Rows(#[from] RowsError),
+    /// The layers are not held here.
+    #[error("layers {layers:?} are not held here; layers {held:?} are")]
+    NotHeld {
+        /// Layers asked for.
+        layers: Range<usize>,
+        /// Layers of this engine.
+        held: Range<usize>,
+    },
+    /// The step needs a part that this engine does not hold, or a window of another place.
+    #[error("{what} cannot be used by this step: {why}")]
+    Part {
+        /// The part.
+        what: &'static str,
+        /// Why not.
+        why: &'static str,
+    },
+    /// Another number of values than the rows need.
+    #[error("{given} values enter where {rows} rows need {expected}")]
+    Length {
+        /// Values given.
+        given: usize,
+        /// Rows of the batch.
+        rows: usize,
+        /// Values needed.
+        expected: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {size}")]
+    UnknownToken {
+        /// The token.
+        token: Token,
+        /// Size of the vocabulary.
+        size: usize,
+    },
+    /// A wanted row that does not exist.
+    #[error("row {row} is wanted of a batch of {rows}")]
+    UnknownRow {
+        /// The row.
+        row: usize,
+        /// Rows of the batch.
+        rows: usize,
+    },
+    /// Memory for intermediate values was refused.
+    #[error("cannot grow working memory")]
+    Memory(#[from] AllocateError),
+    /// The back-end failed.
+    #[error("cannot compute")]
+    Compute(#[from] ComputeError),
+}
+
+/// Bytes that an engine holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineMemory {
+    /// Weights read from the mapped file.
+    pub weights_mapped_bytes: u64,
+    /// Weights in memory of their own.
+    pub weights_allocated_bytes: u64,
+    /// Cached keys and values.
+    pub cache_bytes: u64,
+    /// Intermediate values.
+    pub compute_bytes: u64,
+}
+
+/// Graphs kept for reuse.
+const GRAPHS_MAX: usize = 12;
+
+/// Runs windows of layers over rows of many sequences.
+///
+/// One batch may mix prompt chunks and single tokens of many slots. The caller feeds rows of a
+/// slot in order; the engine keeps their keys and values. Not `Send`: it lives on the thread that
+/// made it.
+#[derive(Debug)]
+pub struct Engine {
+    // Declared before what graphs point to only for reading; graphs own references to all of it.
+    graphs: Vec<WindowGraph>,
+    memory: ComputeBuffer,
+    backend: Backend,
+    hyper: HyperParameters,
+    held: Range<usize>,
+    weights: Weights,
+    layouts: Layouts,
+    cache: Cache,
+    batch_rows_max: usize,
+    scratch: Scratch,
+}
+
+/// Buffers that steps reuse, so that none is allocated per token.
+#[derive(Debug, Default)]
+struct Scratch {
+    runs: Vec<Run>,
+    groups: Vec<Group>,
+    numbers: Vec<i32>,
+    cells: Vec<i64>,
+    mask: Vec<u16>,
+}
+
+impl Engine {
+    /// Loads the parts of `model` that `options` name.
+    ///
+    /// # Errors
+    /// When the options do not fit the model or memory is refused.
+    pub fn load(model: &Model, options: &EngineOptions) -> Result<Self, LoadError> {
+        let directory = model.directory();
+        check_options(&directory.hyper, options)?;
+        let mut backend = Backend::cpu(ThreadPool::new(options.threads));
+        let layouts = match options.layout {
+            LayoutChoice::Plain => Layouts::plain(),
+            LayoutChoice::Measured => Layouts::measure(&mut backend, model.files(), directory)?,
+        };
+        let parts = Parts {
+            layers: options.layers.clone(),
+            embedding: options.embedding,
+            head: options.head,
+        };
+        let weights = Weights::load(model.files(), directory, &parts, &layouts)?;
+        let shape = CacheShape {
+            slots: options.slots,
+            context_tokens: options.context_tokens,
+            batch_rows_max: options.batch_rows_max,
+            element: options.cache,
+        };
+        let cache =
+            Cache::new(&directory.hyper, options.layers.clone(), shape, backend.device().memory())?;
+        let mut engine = Self {
+            graphs: Vec::with_capacity(GRAPHS_MAX),
+            memory: ComputeBuffer::new(&backend),
+            backend,
+            hyper: directory.hyper.clone(),
+            held: options.layers.clone(),
+            weights,
+            layouts,
+            cache,
+            batch_rows_max: options.batch_rows_max,
+            scratch: Scratch::default(),
+        };
+        engine.reserve()?;
+        Ok(engine)
+    }
+
+    /// The model's numbers.
+    pub fn hyper(&self) -> &HyperParameters {
+        &self.hyper
+    }
+
+    /// Layers held.
+    pub fn layers(&self) -> Range<usize> {
+        self.held.clone()
+    }
+
+    /// Sequences at a time.
+    pub fn slots(&self) -> usize {
+        self.cache.shape().slots
+    }
+
+    /// Tokens of context per slot.
+    pub fn context_tokens(&self) -> usize {
+        self.cache.shape().context_tokens
+    }
+
+    /// Rows in one batch at most.
+    pub fn batch_rows_max(&self) -> usize {
+        self.batch_rows_max
+    }
+
+    /// Bytes held now.
+    pub fn memory(&self) -> EngineMemory {
+        EngineMemory {
+            weights_mapped_bytes: self.weights.mapped_bytes,
+            weights_allocated_bytes: self.weights.allocated_bytes,
+            cache_bytes: self.cache.set.allocated_bytes() as u64,
+            compute_bytes: self.memory.bytes() as u64,
+        }
+    }
+
+    /// Layouts chosen per element type, for types with a choice.
+    pub fn layouts(&self) -> impl Iterator<Item = (&'static str, Layout)> {
+        self.layouts.choices().iter().map(|(element, layout)| (element.name(), *layout))
+    }
+
+    /// Runs one step and leaves what was wanted in `product`, row after row.
+    ///
+    /// # Errors
+    /// When the step does not fit this engine or the state of its slots; the slots are unchanged
+    /// then. A failing back-end leaves the rows' slots in an unknown state: clear them.
+    pub fn run(&mut self, step: &Step<'_>, product: &mut Vec<f32>) -> Result<(), StepError> {
+        product.clear();
+        self.check_window(step)?;
+        self.check_values(step)?;
+        let shape = self.cache.shape();
+        if step.rows.len() > self.batch_rows_max {
+            let (rows, most) = (step.rows.len(), self.batch_rows_max);
+            return Err(RowsError::TooMany { rows, most }.into());
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let done = rows::into_runs(step.rows, shape.slots, shape.context_tokens, &mut scratch.runs)
+            .and_then(|()| self.cache.check(step.layers.clone(), &scratch.runs))
+            .map_err(StepError::from)
+            .and_then(|()| self.compute(step, &mut scratch, product));
+        if done.is_ok() {
+            self.cache.advance(step.layers.clone(), &scratch.runs);
+        }
+        self.scratch = scratch;
+        done
+    }
+
+    /// Forgets what a slot holds.
+    ///
+    /// # Panics
+    /// When the slot does not exist.
+    pub fn clear(&mut self, slot: usize) {
+        assert!(slot < self.slots(), "slot {slot} does not exist");
+        self.cache.clear(slot);
+    }
+
+    /// The cached keys and values of the first `tokens` tokens of a slot in `layers`, for another
+    /// engine of the same model and cache type.
+    ///
+    /// # Errors
+    /// When the layers or the slot are not here or hold fewer tokens.
+    pub fn export_cache(
+        &self,
+        layers: Range<usize>,
+        slot: usize,
+        tokens: usize,
+    ) -> Result<Vec<u8>, CacheError> {
+        self.cache.export(layers, slot, tokens)
+    }
+
+    /// Replaces what a slot holds in `layers` by exported bytes of `tokens` tokens.
+    ///
+    /// # Errors
+    /// When the layers or the slot are not here, or the bytes are not those of so many tokens.
+    pub fn import_cache(
+        &mut self,
+        layers: Range<usize>,
+        slot: usize,
+        tokens: usize,
+        bytes: &[u8],
+    ) -> Result<(), CacheError> {
+        self.cache.import(layers, slot, tokens, bytes)
+    }
+
+    fn check_window(&self, step: &Step<'_>) -> Result<(), StepError> {
+        let Range { start, end } = step.layers;
+        let (held, block_count) = (self.held.clone(), self.hyper.block_count);
+        let head_alone = start == end && end == block_count;
+        if !head_alone && (start >= end || start < held.start || end > held.end) {
+            return Err(StepError::NotHeld { layers: step.layers.clone(), held });
+        }
+        let refuse = |what, why| Err(StepError::Part { what, why });
+        if matches!(step.entering, Entering::Tokens(_)) {
+            if self.weights.embedding.is_none() {
+                return refuse("the embedding", "it is not held here");
+            }
+            if start != 0 {
+                return refuse("the embedding", "the window does not begin with the first layer");
+            }
+        }
+        match step.wanted {
+            Wanted::Hidden => Ok(()),
+            Wanted::HiddenOf(_) | Wanted::Logits(_) if end != block_count => {
+                refuse("a selection of rows", "the window does not reach the end of the model")
+            }
+            Wanted::Logits(_) if self.weights.head.is_none() => {
+                refuse("the head", "it is not held here")
+            }
+            Wanted::HiddenOf(_) | Wanted::Logits(_) => Ok(()),
+        }
+    }
+
+    fn check_values(&self, step: &Step<'_>) -> Result<(), StepError> {
+        let rows = step.rows.len();
+        let (given, expected) = match step.entering {
+            Entering::Tokens(tokens) => (tokens.len(), rows),
+            Entering::Hidden(values) => (values.len(), rows * self.hyper.embedding_length),
+        };
+        if given != expected {
+            return Err(StepError::Length { given, rows, expected });
+        }
+        if let Entering::Tokens(tokens) = step.entering {
+            let size = self.hyper.vocabulary_size;
+            let known = |token: Token| usize::try_from(token).is_ok_and(|token| token < size);
+            if let Some(token) = tokens.iter().copied().find(|token| !known(*token)) {
+                return Err(StepError::UnknownToken { token, size });
+            }
+        }
+        if let Wanted::HiddenOf(wanted) | Wanted::Logits(wanted) = step.wanted
+            && let Some(row) = wanted.iter().copied().find(|row| *row >= rows)
+        {
+            return Err(StepError::UnknownRow { row, rows });
+        }
+        Ok(())
+    }
+
+    fn compute(
+        &mut self,
+        step: &Step<'_>,
+        scratch: &mut Scratch,
+        product: &mut Vec<f32>,
+    ) -> Result<(), StepError> {
+        let window = self.hyper.sliding_window;
+        rows::into_groups(
+            &scratch.runs,
+            |end| self.cache.cells_for(end, window),
+            &mut scratch.groups,
+        );
+        let index = self.graph_for(step, &scratch.groups)?;
+        self.write_inputs(index, step, scratch);
+        let window = &self.graphs[index];
+        self.backend.compute(&window.graph)?;
+        if let Some(output) = window.product {
+            product.resize(window.graph.output_elements(output), 0.0);
+            window.graph.read(output, product);
+        }
+        Ok(())
+    }
+
+    /// The index of a graph for this step, with memory; built if there is none yet.
+    fn graph_for(&mut self, step: &Step<'_>, groups: &[Group]) -> Result<usize, StepError> {
+        let matches = |key: &GraphKey| {
+            key.layers == step.layers
+                && key.from_tokens == matches!(step.entering, Entering::Tokens(_))
+                && (key.product, key.selected) == product_of(step)
+                && key.rows == step.rows.len()
+                && key.groups == groups
+        };
+        if let Some(found) = self.graphs.iter().position(|window| matches(&window.key)) {
+            // The most recently used is last, so that the first is the one to drop.
+            let last = self.graphs.len() - 1;
+            self.graphs[found..].rotate_left(1);
+            self.place(last)?;
+            return Ok(last);
+        }
+        let (product, selected) = product_of(step);
+        let key = GraphKey {
+            layers: step.layers.clone(),
+            from_tokens: matches!(step.entering, Entering::Tokens(_)),
+            product,
+            selected,
+            rows: step.rows.len(),
+            groups: groups.to_vec(),
+        };
+        if self.graphs.len() == GRAPHS_MAX {
+            self.graphs.remove(0);
+        }
+        self.graphs.push(graphs::build(key, self.sources()));
+        let last = self.graphs.len() - 1;
+        self.place(last)?;
+        Ok(last)
+    }
+
+    /// Gives a graph memory unless it still has it.
+    fn place(&mut self, index: usize) -> Result<(), AllocateError> {
+        let window = &mut self.graphs[index];
+        if window.graph.is_allocated() {
+            return Ok(());
+        }
+        self.memory.allocate(&mut window.graph)
+    }
+
+    fn sources(&self) -> Sources<'_> {
+        Sources {
+            hyper: &self.hyper,
+            weights: &self.weights,
+            first_layer: self.held.start,
+            cache: &self.cache,
+        }
+    }
+
+    fn write_inputs(&mut self, index: usize, step: &Step<'_>, scratch: &mut Scratch) {
+        let window = &mut self.graphs[index];
+        match step.entering {
+            Entering::Tokens(tokens) => window.graph.write(window.rows, tokens),
+            Entering::Hidden(values) => window.graph.write(window.rows, values),
+        }
+        if let Some(positions) = window.positions {
+            scratch.numbers.clear();
+            scratch.numbers.extend(step.rows.iter().map(|row| as_i32(row.position)));
+            window.graph.write(positions, &scratch.numbers);
+        }
+        if let (Some(selection), Wanted::HiddenOf(rows) | Wanted::Logits(rows)) =
+            (window.selection, step.wanted)
+        {
+            scratch.numbers.clear();
+            scratch.numbers.extend(rows.iter().map(|row| as_i32(*row)));
+            window.graph.write(selection, &scratch.numbers);
+        }
+        let sliding_window = self.hyper.sliding_window;
+        let shape = self.cache.shape();
+        let WindowGraph { graph, full, sliding, .. } = window;
+        if let Some(look) = full {
+            let rule = LookRule { cells: shape.full_cells(), window: None };
+            write_look(graph, look, rule, step.rows, scratch);
+        }
+        if let (Some(look), Some(window)) = (sliding, sliding_window) {
+            let rule = LookRule { cells: shape.window_cells(window), window: Some(window) };
+            write_look(graph, look, rule, step.rows, scratch);
+        }
+    }
+
+    /// Reserves working memory for the largest step, so that it does not move later.
+    fn reserve(&mut self) -> Result<(), AllocateError> {
+        let shape = self.cache.shape();
+        let rows = self.batch_rows_max.min(shape.context_tokens);
+        let (cells, window_cells) =
+            self.cache.cells_for(shape.context_tokens, self.hyper.sliding_window);
+        let group = Group {
+            first_slot: 0,
+            slots: 1,
+            first_row: 0,
+            rows_per_slot: rows,
+            cells,
+            window_cells,
+        };
+        let from_tokens = self.weights.embedding.is_some() && self.held.start == 0;
+        let logits = self.weights.head.is_some() && self.held.end == self.hyper.block_count;
+        let key = GraphKey {
+            layers: self.held.clone(),
+            from_tokens,
+            product: if logits { Product::Logits } else { Product::Hidden },
+            selected: logits.then(|| rows.min(shape.slots)),
+            rows,
+            groups: vec![group],
+        };
+        if key.layers.is_empty() && !logits {
+            return Ok(());
+        }
+        let mut largest = graphs::build(key, self.sources());
+        self.memory.allocate(&mut largest.graph)
+    }
+}
+
+/// Where one kind of layer keeps positions and which of them it sees.
+#[derive(Clone, Copy, Debug)]
+struct LookRule {
+    cells: usize,
+    window: Option<usize>,
+}
+
+/// Writes the cells and masks of one kind of layer.
+fn write_look(
+    graph: &mut Graph,
+    look: &LookInputs,
+    LookRule { cells, window }: LookRule,
+    rows: &[Row],
+    scratch: &mut Scratch,
+) {
+    scratch.cells.clear();
+    scratch.cells.extend(rows.iter().map(|row| {
+        i64::try_from(row.slot * cells + row.position % cells).expect("cells fit memory")
+    }));
+    graph.write(look.cells, &scratch.cells);
+    let mut runs = scratch.runs.iter();
+    for (group, mask) in scratch.groups.iter().zip(&look.masks) {
+        let columns = if window.is_some() { group.window_cells } else { group.cells };
+        scratch.mask.clear();
+        for run in runs.by_ref().take(group.slots) {
+            masks::append(run.positions(), cells, columns, window, &mut scratch.mask);
+        }
+        graph.write(*mask, &scratch.mask);
+    }
+}
+
+fn product_of(step: &Step<'_>) -> (Product, Option<usize>) {
+    match step.wanted {
+        Wanted::Hidden => (Product::Hidden, None),
+        Wanted::HiddenOf(rows) => (Product::Hidden, Some(rows.len())),
+        Wanted::Logits(rows) => (Product::Logits, Some(rows.len())),
+    }
+}
+
+fn check_options(hyper: &HyperParameters, options: &EngineOptions) -> Result<(), LoadError> {
+    let Range { start, end } = options.layers;
+    if start > end || end > hyper.block_count {
+        let block_count = hyper.block_count;
+        return Err(LoadError::Layers { layers: options.layers.clone(), block_count });
+    }
+    for (what, value) in [
+        ("the number of slots", options.slots),
+        ("the context", options.context_tokens),
+        ("the batch size", options.batch_rows_max),
+        ("the number of threads", options.threads.threads),
+    ] {
+        if value == 0 {
+            return Err(LoadError::Zero { what });
+        }
+    }
+    if options.context_tokens as u64 > hyper.context_length {
+        let (asked, trained) = (options.context_tokens, hyper.context_length);
+        return Err(LoadError::Context { asked, trained });
+    }
+    let element = options.cache;
+    for head_elements in [hyper.key_length, hyper.value_length] {
+        if element.element().row_bytes(head_elements).is_none() {
+            return Err(LoadError::CacheElement { element, head_elements });
+        }
+    }
+    Ok(())
+}
+
+fn as_i32(value: usize) -> i32 {
+    i32::try_from(value).expect("positions and rows are limited by the context")
+}

@@ -1,0 +1,144 @@
+//! A model file, mapped and checked.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use motley_ggml::{MappedFile, Vocabulary};
+use motley_model::{
+    DirectoryError, Gguf, GgufError, ModelDirectory, split_paths, write_metadata_only,
+};
+
+/// Why a model could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The file cannot be read.
+    #[error("cannot open {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is no GGUF file that can be believed.
+    #[error("cannot read {}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: GgufError,
+    },
+    /// The file holds no model that can be run.
+    #[error("cannot run the model in {}", path.display())]
+    Directory {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: DirectoryError,
+    },
+    /// The vocabulary cannot be used.
+    #[error("cannot load the vocabulary of {}", path.display())]
+    Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: VocabularyLoadError,
+    },
+}
+
+/// Why a vocabulary could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum VocabularyLoadError {
+    /// llama.cpp refused it.
+    #[error(transparent)]
+    Refused(#[from] motley_ggml::VocabularyError),
+    /// Text and logits would not agree.
+    #[error("the vocabulary has {tokens} tokens, but the model gives {logits} logits")]
+    Size {
+        /// Tokens of the vocabulary.
+        tokens: usize,
+        /// Rows of the embedding.
+        logits: usize,
+    },
+}
+
+/// A model file, or all parts of a split one, mapped and checked.
+#[derive(Debug)]
+pub struct Model {
+    path: PathBuf,
+    files: Vec<Arc<MappedFile>>,
+    directory: ModelDirectory,
+}
+
+impl Model {
+    /// Maps the file at `path` and, of a split model, all its parts.
+    ///
+    /// # Errors
+    /// When a file cannot be read, is malformed, or holds a model that cannot be run.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let paths = split_paths(path);
+        let files = paths
+            .iter()
+            .map(|path| {
+                MappedFile::open(path)
+                    .map(Arc::new)
+                    .map_err(|source| OpenError::File { path: path.clone(), source })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let parsed = paths
+            .iter()
+            .zip(&files)
+            .map(|(path, file)| parse(path, file))
+            .collect::<Result<Vec<_>, _>>()?;
+        let directory = ModelDirectory::from_files(&parsed)
+            .map_err(|source| OpenError::Directory { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), files, directory })
+    }
+
+    /// Where the model was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the model is.
+    pub fn directory(&self) -> &ModelDirectory {
+        &self.directory
+    }
+
+    /// Loads the vocabulary. llama.cpp gets the checked metadata only, never the file.
+    ///
+    /// # Errors
+    /// When llama.cpp refuses the vocabulary or its size is not the model's.
+    pub fn vocabulary(&self) -> Result<Vocabulary, OpenError> {
+        let refused = |source| OpenError::Vocabulary { path: self.path.clone(), source };
+        let metadata = {
+            let first = parse(&self.path, &self.files[0])?;
+            write_metadata_only(&first)
+        };
+        let vocabulary =
+            Vocabulary::from_metadata(&metadata).map_err(|source| refused(source.into()))?;
+        let (tokens, logits) = (vocabulary.size(), self.directory.hyper.vocabulary_size);
+        if tokens > logits {
+            return Err(refused(VocabularyLoadError::Size { tokens, logits }));
+        }
+        Ok(vocabulary)
+    }
+
+    /// Bytes of all files.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes().len() as u64).sum()
+    }
+
+    pub(crate) fn files(&self) -> &[Arc<MappedFile>] {
+        &self.files
+    }
+}
+
+fn parse<'f>(path: &Path, file: &'f MappedFile) -> Result<Gguf<'f>, OpenError> {
+    Gguf::parse(file.bytes(), file.bytes().len() as u64)
+        .map_err(|source| OpenError::Format { path: path.to_owned(), source })
+}

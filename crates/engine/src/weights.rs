@@ -1,0 +1,266 @@
+//! Weights of the held layers, by role, each where the residency wants it.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use motley_ggml::{
+    ElementType, MappedFile, PlacedTensor, TensorError, TensorId, TensorSet, TensorSpec,
+};
+use motley_model::{LayerTensors, ModelDirectory, TensorInfo};
+
+use crate::layout::{Layout, Layouts};
+
+/// A tensor in one set.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) set: Rc<TensorSet>,
+    pub(crate) id: TensorId,
+}
+
+/// A weight, with an interleaved copy of its matrix where that is faster.
+#[derive(Clone, Debug)]
+pub(crate) struct Weight {
+    plain: Stored,
+    packed: Option<Stored>,
+    layout: Layout,
+}
+
+impl Weight {
+    /// The copy to multiply `rows` rows with.
+    pub(crate) fn for_rows(&self, rows: usize) -> &Stored {
+        match &self.packed {
+            Some(packed) if self.layout.packs(rows) => packed,
+            _ => &self.plain,
+        }
+    }
+
+    /// The copy that rows can be looked up in.
+    pub(crate) fn plain(&self) -> &Stored {
+        &self.plain
+    }
+}
+
+/// Weights of one layer, named as in [`LayerTensors`].
+#[derive(Debug)]
+pub(crate) struct LayerWeights {
+    pub(crate) attention_norm: Weight,
+    pub(crate) query: Weight,
+    pub(crate) query_bias: Option<Weight>,
+    pub(crate) key: Weight,
+    pub(crate) key_bias: Option<Weight>,
+    pub(crate) value: Weight,
+    pub(crate) value_bias: Option<Weight>,
+    pub(crate) query_norm: Option<Weight>,
+    pub(crate) key_norm: Option<Weight>,
+    pub(crate) attention_output: Weight,
+    pub(crate) attention_output_bias: Option<Weight>,
+    pub(crate) attention_post_norm: Option<Weight>,
+    pub(crate) feed_forward_norm: Weight,
+    pub(crate) gate: Weight,
+    pub(crate) gate_bias: Option<Weight>,
+    pub(crate) up: Weight,
+    pub(crate) up_bias: Option<Weight>,
+    pub(crate) down: Weight,
+    pub(crate) down_bias: Option<Weight>,
+    pub(crate) feed_forward_post_norm: Option<Weight>,
+}
+
+/// The head: final norm and output matrix.
+#[derive(Debug)]
+pub(crate) struct HeadWeights {
+    pub(crate) norm: Weight,
+    pub(crate) output: Weight,
+    pub(crate) output_bias: Option<Weight>,
+}
+
+/// All weights that this engine holds.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    pub(crate) embedding: Option<Weight>,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) head: Option<HeadWeights>,
+    pub(crate) rope_frequencies: Option<Weight>,
+    pub(crate) mapped_bytes: u64,
+    pub(crate) allocated_bytes: u64,
+}
+
+/// Which parts of a model to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) layers: Range<usize>,
+    pub(crate) embedding: bool,
+    pub(crate) head: bool,
+}
+
+impl Weights {
+    pub(crate) fn load(
+        files: &[Arc<MappedFile>],
+        directory: &ModelDirectory,
+        parts: &Parts,
+        layouts: &Layouts,
+    ) -> Result<Self, TensorError> {
+        let wanted = wanted_tensors(directory, parts);
+        let mut loader = Loader::map(files, &wanted)?;
+        loader.pack(files, &wanted, layouts)?;
+        let layers = directory.layers[parts.layers.clone()]
+            .iter()
+            .map(|layer| loader.layer(layer))
+            .collect();
+        Ok(Self {
+            embedding: parts.embedding.then(|| loader.weight(&directory.embedding)),
+            layers,
+            head: parts.head.then(|| HeadWeights {
+                norm: loader.weight(&directory.output_norm),
+                output: loader.weight(directory.head_matrix()),
+                output_bias: loader.optional(directory.output_bias.as_ref()),
+            }),
+            rope_frequencies: loader.optional(directory.rope_frequencies.as_ref()),
+            mapped_bytes: loader.mapped_bytes,
+            allocated_bytes: loader.allocated_bytes,
+        })
+    }
+}
+
+/// Tensors of the parts, each once, and whether it is only ever multiplied with.
+fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: &Parts) -> Vec<(&'d TensorInfo, bool)> {
+    let mut wanted = Vec::new();
+    for layer in &directory.layers[parts.layers.clone()] {
+        let matrices = layer.matrices();
+        wanted.extend(layer.tensors().map(|tensor| (tensor, matrices.contains(&tensor))));
+    }
+    if parts.head {
+        wanted.push((&directory.output_norm, false));
+        wanted.push((directory.head_matrix(), true));
+        wanted.extend(directory.output_bias.as_ref().map(|tensor| (tensor, false)));
+    }
+    if parts.embedding && !(parts.head && directory.output.is_none()) {
+        wanted.push((&directory.embedding, false));
+    }
+    wanted.extend(directory.rope_frequencies.as_ref().map(|tensor| (tensor, false)));
+    wanted
+}
+
+struct Loader {
+    weights: Vec<(String, Weight)>,
+    mapped_bytes: u64,
+    allocated_bytes: u64,
+}
+
+impl Loader {
+    /// Maps every tensor; those at places that ggml's kernels cannot read are copied.
+    fn map(files: &[Arc<MappedFile>], wanted: &[(&TensorInfo, bool)]) -> Result<Self, TensorError> {
+        let mut loader = Self { weights: Vec::new(), mapped_bytes: 0, allocated_bytes: 0 };
+        for (index, file) in files.iter().enumerate() {
+            let (aligned, misaligned): (Vec<&TensorInfo>, Vec<&TensorInfo>) = wanted
+                .iter()
+                .map(|(tensor, _)| *tensor)
+                .filter(|tensor| tensor.file_index == index)
+                .partition(|tensor| tensor.offset.is_multiple_of(TensorSet::FILE_ALIGNMENT));
+            let placed: Vec<PlacedTensor> = aligned
+                .iter()
+                .map(|tensor| PlacedTensor { spec: spec(tensor), offset: tensor.offset })
+                .collect();
+            let mapped = TensorSet::map(Arc::clone(file), &placed)?;
+            loader.mapped_bytes += aligned.iter().map(|tensor| tensor.bytes).sum::<u64>();
+            loader.add_plain(&mapped, &aligned);
+
+            let specs: Vec<TensorSpec> = misaligned.iter().map(|tensor| spec(tensor)).collect();
+            let copied = TensorSet::allocate(motley_ggml::Device::cpu().memory(), &specs)?;
+            for (id, tensor) in copied.ids().zip(&misaligned) {
+                copied.write(id, 0, bytes_of(file, tensor))?;
+            }
+            loader.allocated_bytes += copied.allocated_bytes() as u64;
+            loader.add_plain(&copied, &misaligned);
+        }
+        Ok(loader)
+    }
+
+    fn add_plain(&mut self, set: &Rc<TensorSet>, tensors: &[&TensorInfo]) {
+        for (id, tensor) in set.ids().zip(tensors) {
+            let plain = Stored { set: Rc::clone(set), id };
+            let weight = Weight { plain, packed: None, layout: Layout::Plain };
+            self.weights.push((tensor.name.clone(), weight));
+        }
+    }
+
+    /// Makes the interleaved copies that `layouts` asks for.
+    fn pack(
+        &mut self,
+        files: &[Arc<MappedFile>],
+        wanted: &[(&TensorInfo, bool)],
+        layouts: &Layouts,
+    ) -> Result<(), TensorError> {
+        let Some(memory) = layouts.packed_memory() else { return Ok(()) };
+        let chosen: Vec<&TensorInfo> = wanted
+            .iter()
+            .filter(|(tensor, matrix)| *matrix && layouts.of(tensor) != Layout::Plain)
+            .map(|(tensor, _)| *tensor)
+            .collect();
+        let specs: Vec<TensorSpec> = chosen.iter().map(|tensor| spec(tensor)).collect();
+        let set = TensorSet::allocate(memory, &specs)?;
+        for (id, tensor) in set.ids().zip(&chosen) {
+            set.write(id, 0, bytes_of(&files[tensor.file_index], tensor))?;
+            let weight = self.find_mut(&tensor.name);
+            weight.packed = Some(Stored { set: Rc::clone(&set), id });
+            weight.layout = layouts.of(tensor);
+        }
+        self.allocated_bytes += set.allocated_bytes() as u64;
+        Ok(())
+    }
+
+    fn find_mut(&mut self, name: &str) -> &mut Weight {
+        let found = self.weights.iter_mut().find(|(known, _)| known == name);
+        &mut found.expect("every wanted tensor was mapped").1
+    }
+
+    fn weight(&self, tensor: &TensorInfo) -> Weight {
+        let found = self.weights.iter().find(|(known, _)| *known == tensor.name);
+        found.expect("every wanted tensor was mapped").1.clone()
+    }
+
+    fn optional(&self, tensor: Option<&TensorInfo>) -> Option<Weight> {
+        tensor.map(|tensor| self.weight(tensor))
+    }
+
+    fn layer(&self, layer: &LayerTensors) -> LayerWeights {
+        LayerWeights {
+            attention_norm: self.weight(&layer.attention_norm),
+            query: self.weight(&layer.query),
+            query_bias: self.optional(layer.query_bias.as_ref()),
+            key: self.weight(&layer.key),
+            key_bias: self.optional(layer.key_bias.as_ref()),
+            value: self.weight(&layer.value),
+            value_bias: self.optional(layer.value_bias.as_ref()),
+            query_norm: self.optional(layer.query_norm.as_ref()),
+            key_norm: self.optional(layer.key_norm.as_ref()),
+            attention_output: self.weight(&layer.attention_output),
+            attention_output_bias: self.optional(layer.attention_output_bias.as_ref()),
+            attention_post_norm: self.optional(layer.attention_post_norm.as_ref()),
+            feed_forward_norm: self.weight(&layer.feed_forward_norm),
+            gate: self.weight(&layer.gate),
+            gate_bias: self.optional(layer.gate_bias.as_ref()),
+            up: self.weight(&layer.up),
+            up_bias: self.optional(layer.up_bias.as_ref()),
+            down: self.weight(&layer.down),
+            down_bias: self.optional(layer.down_bias.as_ref()),
+            feed_forward_post_norm: self.optional(layer.feed_forward_post_norm.as_ref()),
+        }
+    }
+}
+
+/// The tensor as ggml knows it.
+fn spec(tensor: &TensorInfo) -> TensorSpec {
+    TensorSpec { name: tensor.name.clone(), element: element(tensor), shape: tensor.shape }
+}
+
+/// ggml's number of the tensor's element type; both type tables are ggml's.
+pub(crate) fn element(tensor: &TensorInfo) -> ElementType {
+    ElementType::from_id(tensor.tensor_type.id()).expect("the reader knows only types of ggml")
+}
+
+pub(crate) fn bytes_of<'f>(file: &'f MappedFile, tensor: &TensorInfo) -> &'f [u8] {
+    let start = usize::try_from(tensor.offset).expect("inside the map");
+    let length = usize::try_from(tensor.bytes).expect("inside the map");
+    &file.bytes()[start..start + length]
+}

@@ -1,0 +1,239 @@
+//! A model file run by our engine and by llama.cpp, for comparison.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests say what they skip, and find their models through the environment"
+)]
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use motley_engine::{
+    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, Row, Step, Wanted,
+};
+use motley_ggml::{
+    ReferenceContext, ReferenceModel, ReferenceOptions, ReferenceRow, ThreadPoolOptions, Token,
+    Vocabulary,
+};
+
+/// Threads of every test: two, asleep between graphs, so that tests can run side by side.
+pub(crate) const THREADS: ThreadPoolOptions =
+    ThreadPoolOptions { threads: 2, poll_percent: 50, pinned: false };
+
+/// Tokens of context of every test.
+pub(crate) const CONTEXT_TOKENS: usize = 1024;
+
+/// Rows in one batch of every test.
+pub(crate) const BATCH_ROWS: usize = 256;
+
+/// Layers of one model in consecutive windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cut(pub(crate) Vec<Range<usize>>);
+
+impl Cut {
+    /// All layers in one window.
+    pub(crate) fn whole(layers: usize) -> Self {
+        Self(Vec::from([0..layers]))
+    }
+
+    /// The ways of cutting that tests try: whole, halves, single layers, uneven.
+    pub(crate) fn all(layers: usize) -> Vec<Self> {
+        let half = layers / 2;
+        let mut cuts = vec![Self::whole(layers)];
+        if layers > 1 {
+            cuts.push(Self(vec![0..half, half..layers]));
+            cuts.push(Self((0..layers).map(|layer| layer..layer + 1).collect()));
+        }
+        if layers > 3 {
+            cuts.push(Self(vec![0..1, 1..layers - 2, layers - 2..layers]));
+        }
+        cuts
+    }
+}
+
+/// What one greedy run gave.
+#[derive(Debug)]
+pub(crate) struct Greedy {
+    pub(crate) tokens: Vec<Token>,
+    /// Logits that each token was chosen from.
+    pub(crate) logits: Vec<Vec<f32>>,
+}
+
+impl Greedy {
+    /// Largest difference between logits of two runs, over the steps before their tokens differ.
+    pub(crate) fn largest_difference(&self, other: &Self) -> f32 {
+        let same = self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count();
+        self.logits[..same]
+            .iter()
+            .zip(&other.logits)
+            .flat_map(|(a, b)| a.iter().zip(b).map(|(a, b)| (a - b).abs()))
+            .fold(0.0, f32::max)
+    }
+}
+
+/// A model file.
+#[derive(Debug)]
+pub(crate) struct Fixture {
+    pub(crate) model: Model,
+    pub(crate) vocabulary: Vocabulary,
+    path: PathBuf,
+}
+
+impl Fixture {
+    /// The real model `name`, or nothing, with a message, where it was not downloaded.
+    pub(crate) fn open(name: &str) -> Option<Self> {
+        let path = models_folder().join(name);
+        if !path.exists() {
+            println!("skipped: {name} is not here; `cargo xtask models` fetches it");
+            return None;
+        }
+        Some(Self::at(&path))
+    }
+
+    /// The model file at `path`.
+    pub(crate) fn at(path: &Path) -> Self {
+        let model = Model::open(path).unwrap();
+        let vocabulary = model.vocabulary().unwrap();
+        Self { model, vocabulary, path: path.to_owned() }
+    }
+
+    pub(crate) fn layers(&self) -> usize {
+        self.model.directory().hyper.block_count
+    }
+
+    pub(crate) fn tokens(&self, text: &str) -> Vec<Token> {
+        self.vocabulary.tokenize(text, true, false).unwrap()
+    }
+
+    /// An engine with all layers.
+    pub(crate) fn engine(&self, slots: usize, layout: LayoutChoice, cache: CacheElement) -> Engine {
+        Engine::load(
+            &self.model,
+            &EngineOptions {
+                layers: 0..self.layers(),
+                embedding: true,
+                head: true,
+                slots,
+                context_tokens: CONTEXT_TOKENS,
+                batch_rows_max: BATCH_ROWS,
+                cache,
+                threads: THREADS,
+                layout,
+            },
+        )
+        .unwrap()
+    }
+
+    /// Greedy tokens of llama.cpp.
+    pub(crate) fn reference_greedy(&self, prompt: &[Token], count: usize, repack: bool) -> Greedy {
+        let model = ReferenceModel::load(&self.path, repack).unwrap();
+        let mut context = ReferenceContext::new(
+            &model,
+            ReferenceOptions {
+                context_tokens: CONTEXT_TOKENS as u32,
+                sequences: 1,
+                batch_rows: BATCH_ROWS as u32,
+                cache_element: motley_ggml::ElementType::F16,
+                threads: THREADS,
+            },
+        )
+        .unwrap();
+        let mut result = Greedy { tokens: Vec::new(), logits: Vec::new() };
+        let mut next = prompt.to_vec();
+        let mut position = 0;
+        while result.tokens.len() < count {
+            for chunk in next.chunks(BATCH_ROWS) {
+                let rows: Vec<ReferenceRow> = chunk
+                    .iter()
+                    .enumerate()
+                    .map(|(index, token)| ReferenceRow {
+                        token: *token,
+                        position: (position + index) as u32,
+                        sequence: 0,
+                        logits: index + 1 == chunk.len(),
+                    })
+                    .collect();
+                context.decode(&rows).unwrap();
+                position += chunk.len();
+            }
+            let last = (next.len() - 1) % BATCH_ROWS;
+            let logits = context.logits(last).to_vec();
+            let token = greedy(&logits);
+            result.tokens.push(token);
+            result.logits.push(logits);
+            next = vec![token];
+        }
+        result
+    }
+}
+
+/// Greedy tokens of our engine, one window after another.
+pub(crate) fn ours_greedy(
+    engine: &mut Engine,
+    cut: &Cut,
+    prompt: &[Token],
+    count: usize,
+) -> Greedy {
+    engine.clear(0);
+    let mut result = Greedy { tokens: Vec::new(), logits: Vec::new() };
+    let mut next = prompt.to_vec();
+    let mut position = 0;
+    while result.tokens.len() < count {
+        let mut logits = Vec::new();
+        for (index, chunk) in next.chunks(BATCH_ROWS).enumerate() {
+            let rows: Vec<Row> = (position..position + chunk.len())
+                .map(|position| Row { slot: 0, position })
+                .collect();
+            let last = [chunk.len() - 1];
+            let wanted: &[usize] = if (index + 1) * BATCH_ROWS >= next.len() { &last } else { &[] };
+            logits = run_cut(engine, cut, &rows, chunk, wanted);
+            position += chunk.len();
+        }
+        let token = greedy(&logits);
+        result.tokens.push(token);
+        result.logits.push(logits);
+        next = vec![token];
+    }
+    result
+}
+
+/// Runs the windows of `cut` one after another and returns the logits of the wanted rows.
+pub(crate) fn run_cut(
+    engine: &mut Engine,
+    cut: &Cut,
+    rows: &[Row],
+    tokens: &[Token],
+    wanted: &[usize],
+) -> Vec<f32> {
+    let (mut hidden, mut product) = (Vec::new(), Vec::new());
+    for (index, layers) in cut.0.iter().enumerate() {
+        let entering =
+            if index == 0 { Entering::Tokens(tokens) } else { Entering::Hidden(&hidden) };
+        let last = index + 1 == cut.0.len();
+        let wanted = if last { Wanted::Logits(wanted) } else { Wanted::Hidden };
+        let step = Step { layers: layers.clone(), rows, entering, wanted };
+        engine.run(&step, &mut product).unwrap();
+        std::mem::swap(&mut hidden, &mut product);
+    }
+    hidden
+}
+
+/// The first token with the largest logit.
+pub(crate) fn greedy(logits: &[f32]) -> Token {
+    let mut best = 0;
+    for (index, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = index;
+        }
+    }
+    best as Token
+}
+
+fn models_folder() -> PathBuf {
+    if let Some(folder) = std::env::var_os("MOTLEY_MODELS") {
+        return folder.into();
+    }
+    let home = std::env::var_os("HOME").unwrap_or_default();
+    PathBuf::from(home).join(".cache/motley/models")
+}
