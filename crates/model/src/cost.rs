@@ -83,7 +83,8 @@ impl ModelDirectory {
         let shape = &self.hyper.layers[layer];
         let attention = 4 * shape.head_count as u64 * self.hyper.key_length as u64;
         let visible = shape.visible_tokens(context_tokens);
-        2 * self.layers[layer].matrix_elements() + attention.saturating_mul(visible)
+        let matrices = 2 * self.layers[layer].matrix_elements();
+        matrices.saturating_add(attention.saturating_mul(visible))
     }
 
     /// Floating-point operations of the head for one token.

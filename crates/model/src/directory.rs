@@ -94,7 +94,7 @@ pub enum DirectoryError {
         second_file: usize,
     },
     /// A file that goes with a model, such as an adapter.
-    #[error("the file holds a '{kind}', not a model")]
+    #[error("the file is of type '{}', not 'model'", kind.escape_debug())]
     NotAModel {
         /// What it says it is.
         kind: String,

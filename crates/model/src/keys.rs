@@ -5,6 +5,7 @@ use std::fmt::Display;
 use crate::directory::DirectoryError;
 use crate::gguf::{Gguf, MetadataError, Value};
 use crate::hyper::Architecture;
+use crate::limits;
 
 /// Reads `ARCHITECTURE.SUFFIX` keys.
 pub(crate) struct Keys<'g> {
@@ -105,10 +106,7 @@ impl<'g> Keys<'g> {
         key_length: u64,
         value_length: u64,
     ) -> Result<(), DirectoryError> {
-        if key_length == 0 {
-            let (key, value) = (self.name("attention.key_length"), key_length);
-            return Err(DirectoryError::OutOfRange { key, value, min: 1, max: u64::MAX });
-        }
+        in_range(&self.name("attention.key_length"), key_length, 1, limits::HEAD_LENGTH_MAX)?;
         if key_length != value_length {
             return Err(self.unsupported("attention.value_length", value_length));
         }

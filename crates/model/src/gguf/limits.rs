@@ -15,9 +15,9 @@ pub(super) const TENSOR_NAME_BYTES_MAX: u64 = 63;
 /// The largest alignment: pages of 64 KiB are the largest that matter.
 pub(super) const ALIGNMENT_MAX: u32 = 65_536;
 
-/// Bytes of the shortest metadata pair: key length, one byte of key, type, one byte of value.
-pub(super) const METADATA_BYTES_MIN: u64 = 8 + 1 + 4 + 1;
+/// Bytes of the shortest metadata pair: key length, type, one byte of value. An empty key is
+/// counted in, so that it is refused for what it is.
+pub(super) const METADATA_BYTES_MIN: u64 = 8 + 4 + 1;
 
-/// Bytes of the shortest tensor entry: name length, one byte of name, dimension count, one
-/// dimension, type, offset.
-pub(super) const TENSOR_BYTES_MIN: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+/// Bytes of the shortest tensor entry: name length, dimension count, one dimension, type, offset.
+pub(super) const TENSOR_BYTES_MIN: u64 = 8 + 4 + 8 + 4 + 8;
