@@ -167,11 +167,10 @@ impl LinkMatrix {
             if here == to {
                 break;
             }
-            for index in 0..self.devices_count {
+            for (index, before) in previous.iter_mut().enumerate() {
                 let next = DeviceId::new(index as u16);
-                let new = next != from && previous[index].is_none();
-                if new && self.direct(here, next).is_some() {
-                    previous[index] = Some(here);
+                if next != from && before.is_none() && self.direct(here, next).is_some() {
+                    *before = Some(here);
                     queue.push_back(next);
                 }
             }

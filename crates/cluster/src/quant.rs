@@ -264,7 +264,7 @@ fn layer(shape: &ModelShape, file_type: FileType, index: u32) -> LayerSpec {
         }
     }
     let attention = match shape.alternating_window_tokens {
-        Some(window_tokens) if index % 2 == 0 => Attention::Sliding { window_tokens },
+        Some(window_tokens) if index.is_multiple_of(2) => Attention::Sliding { window_tokens },
         _ => Attention::Full,
     };
     LayerSpec {

@@ -1,1 +1,26 @@
-//! Crate `motley-planner`.
+//! Problem in, plan out: who computes which layers, in which memory, in which role, and why.
+//!
+//! Holds the cost model and the searches over it. Must not know clocks, files, sockets or engines,
+//! and draws randomness only from the seed in [`Budget`]. Start at [`plan`]; then [`CostModel`].
+//!
+//! `problem` is the question and the answer, `cost` PLANNER 1.3, 2, 3.7, 3.9 and 8.2, `dispatch` leads
+//! from method to search. Places kept for the searches: `latency` (Halda published, MILP, exact,
+//! device choice), `load` (partition, slots, roles, genetic, Pareto, waiting, baselines), `explain`,
+//! `export`. A search sees `problem` and `cost`, never another search.
+
+#![forbid(unsafe_code)]
+
+mod cost;
+mod dispatch;
+mod problem;
+
+pub use cost::{
+    CostModel, DiskModel, Fit, GpuShare, MemoryBudget, MemoryDemand, Pass, RingDevice, RingLoad,
+    RingTime, Site, StageShape, cyclic_lru_time, excess_time, lru_loads, pass_energy, ring_time,
+    stage_demand, stage_fit, windowed_lru_time,
+};
+pub use dispatch::plan;
+pub use problem::{
+    Budget, BudgetUse, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
+    Quality, Reason, Remedy, Shortage,
+};
