@@ -1,5 +1,7 @@
 //! Which tokens of a vocabulary are eligible.
 
+use motley_ggml::Token;
+
 /// One bit per token; a constraint such as a grammar allows or forbids tokens through it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMask {
@@ -34,7 +36,7 @@ impl TokenMask {
     ///
     /// # Panics
     /// When the token lies outside the vocabulary.
-    pub fn allow(&mut self, token: u32) {
+    pub fn allow(&mut self, token: Token) {
         let (word, bit) = self.place(token);
         self.words[word] |= bit;
     }
@@ -43,7 +45,7 @@ impl TokenMask {
     ///
     /// # Panics
     /// When the token lies outside the vocabulary.
-    pub fn forbid(&mut self, token: u32) {
+    pub fn forbid(&mut self, token: Token) {
         let (word, bit) = self.place(token);
         self.words[word] &= !bit;
     }
@@ -52,7 +54,7 @@ impl TokenMask {
     ///
     /// # Panics
     /// When the token lies outside the vocabulary.
-    pub fn is_allowed(&self, token: u32) -> bool {
+    pub fn is_allowed(&self, token: Token) -> bool {
         let (word, bit) = self.place(token);
         self.words[word] & bit != 0
     }
@@ -76,7 +78,8 @@ impl TokenMask {
         }
     }
 
-    fn place(&self, token: u32) -> (usize, u64) {
+    fn place(&self, token: Token) -> (usize, u64) {
+        // A negative token becomes a huge index.
         let index = token as usize;
         assert!(index < self.vocabulary_size, "token {token} of {}", self.vocabulary_size);
         (index / BITS, 1 << (index % BITS))

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use motley_ggml::Token;
+
 use super::limits::{LOGIT_BIAS_ENTRIES_MAX, STOP_TOKENS_MAX, TOP_LOGPROBS_MAX};
 
 /// Below this the softmax is one token's anyway, and its reciprocal would leave the number range.
@@ -32,7 +34,7 @@ pub struct SamplingOptions {
     /// Subtracted from the logit of a token for each time it was generated, -2 to 2.
     pub frequency_penalty: f32,
     /// Added to the logits of single tokens, each -100 to 100. Entries of one token add up.
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Vec<(Token, f32)>,
     /// Key of the random numbers. Who has no seed from the client draws one and keeps it.
     pub seed: u64,
     /// Report the log-probability of each chosen token and of this many best ones, 0 to 20.
@@ -42,7 +44,7 @@ pub struct SamplingOptions {
     /// Number of tokens before which no end or stop token is chosen.
     pub min_tokens: u32,
     /// Tokens that end this answer in addition to the model's own.
-    pub stop_token_ids: Vec<u32>,
+    pub stop_token_ids: Vec<Token>,
 }
 
 impl SamplingOptions {
@@ -174,7 +176,7 @@ pub enum SamplingParameterError {
         /// Name in the request.
         field: &'static str,
         /// What was given.
-        token: u32,
+        token: Token,
         /// Number of tokens of the model.
         vocabulary_size: usize,
     },
@@ -234,9 +236,10 @@ fn check_count(
 
 fn check_token(
     field: &'static str,
-    token: u32,
+    token: Token,
     vocabulary_size: usize,
 ) -> Result<(), SamplingParameterError> {
+    // A negative token becomes a huge index.
     if token as usize >= vocabulary_size {
         return Err(SamplingParameterError::TokenOutsideVocabulary {
             field,

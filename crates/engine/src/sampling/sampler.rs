@@ -1,5 +1,7 @@
 //! Choosing one token from the logits of one position.
 
+use motley_ggml::Token;
+
 use super::limits::TOP_LOGPROBS_MAX;
 use super::mask::TokenMask;
 use super::parameters::SamplingParameters;
@@ -18,7 +20,7 @@ use super::scan::{self, Candidate, Softmax};
 #[derive(Debug)]
 pub struct Sampler {
     vocabulary_size: usize,
-    end_tokens: Vec<u32>,
+    end_tokens: Vec<Token>,
     adjusted: Vec<f32>,
     counts: TokenCounts,
     candidates: Vec<Candidate>,
@@ -31,9 +33,9 @@ pub struct SampleContext<'a> {
     /// What the request asks.
     pub parameters: &'a SamplingParameters,
     /// Tokens the sequence began with.
-    pub prompt: &'a [u32],
+    pub prompt: &'a [Token],
     /// Tokens chosen so far, oldest first.
-    pub generated: &'a [u32],
+    pub generated: &'a [Token],
     /// Eligible tokens, where a constraint is in force.
     pub allowed: Option<&'a TokenMask>,
 }
@@ -42,7 +44,7 @@ pub struct SampleContext<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// The token.
-    pub token: u32,
+    pub token: Token,
     /// Whether the token ends the answer: an end token of the model or a stop token of the
     /// request. Such a token has no text.
     pub ends_answer: bool,
@@ -55,7 +57,7 @@ pub struct Sampled {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenLogProbability {
     /// The token.
-    pub token: u32,
+    pub token: Token,
     /// At most 0.
     pub log_probability: f32,
 }
@@ -103,7 +105,7 @@ pub enum SampleError {
     #[error("logit of token {token} is {value}")]
     LogitNotFinite {
         /// First such token.
-        token: u32,
+        token: Token,
         /// Its logit.
         value: f32,
     },
@@ -111,7 +113,7 @@ pub enum SampleError {
     #[error("token {token} is outside the vocabulary of {vocabulary_size} tokens")]
     TokenOutsideVocabulary {
         /// The token.
-        token: u32,
+        token: Token,
         /// Tokens of the sampler's model.
         vocabulary_size: usize,
     },
@@ -125,7 +127,7 @@ pub enum SampleError {
 
 impl Sampler {
     /// A sampler for a vocabulary and the tokens by which its model ends an answer.
-    pub fn new(vocabulary_size: usize, end_tokens: &[u32]) -> Result<Self, SampleError> {
+    pub fn new(vocabulary_size: usize, end_tokens: &[Token]) -> Result<Self, SampleError> {
         check_tokens(end_tokens, vocabulary_size)?;
         Ok(Self {
             vocabulary_size,
@@ -148,7 +150,7 @@ impl Sampler {
     ) -> Result<Sampled, SampleError> {
         self.check(logits, context)?;
         let own_best = scan::find_greatest_finite(logits).map_err(|index| {
-            SampleError::LogitNotFinite { token: index as u32, value: logits[index] }
+            SampleError::LogitNotFinite { token: index as Token, value: logits[index] }
         })?;
         let position = context.prompt.len() + context.generated.len();
         let draw = Draw { parameters: context.parameters, position: position as u64 };
@@ -260,12 +262,12 @@ impl Sampler {
         &mut self,
         logits: &[f32],
         greatest: f32,
-        token: u32,
+        token: Token,
         top_count: usize,
     ) -> TokenLogProbabilities {
         let softmax = Softmax::new(greatest, 1.0);
         let log_total = softmax.total(logits).ln();
-        let log_probability_of = |token: u32, logit: f32| TokenLogProbability {
+        let log_probability_of = |token: Token, logit: f32| TokenLogProbability {
             token,
             log_probability: (f64::from(logit) - f64::from(greatest) - log_total) as f32,
         };
@@ -294,7 +296,7 @@ impl Draw<'_> {
         best: Candidate,
         candidates: &mut Vec<Candidate>,
         block_totals: &mut Vec<f64>,
-    ) -> u32 {
+    ) -> Token {
         if self.parameters.is_greedy() {
             return best.token;
         }
@@ -371,11 +373,11 @@ fn order_by_token(logits: &[f32], candidates: &mut Vec<Candidate>) {
 #[derive(Debug, Default)]
 struct TokenCounts {
     counts: Vec<u32>,
-    seen: Vec<u32>,
+    seen: Vec<Token>,
 }
 
 impl TokenCounts {
-    fn count(&mut self, parts: &[&[u32]], vocabulary_size: usize) -> Result<(), SampleError> {
+    fn count(&mut self, parts: &[&[Token]], vocabulary_size: usize) -> Result<(), SampleError> {
         self.counts.resize(vocabulary_size, 0);
         for part in parts {
             check_tokens(part, vocabulary_size)?;
@@ -390,7 +392,7 @@ impl TokenCounts {
         Ok(())
     }
 
-    fn drain(&mut self, mut visit: impl FnMut(u32, u32)) {
+    fn drain(&mut self, mut visit: impl FnMut(Token, u32)) {
         for token in self.seen.drain(..) {
             visit(token, std::mem::take(&mut self.counts[token as usize]));
         }
@@ -398,22 +400,23 @@ impl TokenCounts {
 }
 
 /// Changes one logit and keeps it finite: infinity stands for banned.
-fn change(logits: &mut [f32], token: u32, operation: impl Fn(f32) -> f32) {
+fn change(logits: &mut [f32], token: Token, operation: impl Fn(f32) -> f32) {
     let logit = &mut logits[token as usize];
     *logit = operation(*logit).clamp(f32::MIN, f32::MAX);
 }
 
-fn ban(logits: &mut [f32], tokens: &[u32]) {
+fn ban(logits: &mut [f32], tokens: &[Token]) {
     for &token in tokens {
         logits[token as usize] = f32::NEG_INFINITY;
     }
 }
 
-fn last(tokens: &[u32], count_max: usize) -> &[u32] {
+fn last(tokens: &[Token], count_max: usize) -> &[Token] {
     &tokens[tokens.len().saturating_sub(count_max)..]
 }
 
-fn check_tokens(tokens: &[u32], vocabulary_size: usize) -> Result<(), SampleError> {
+/// A negative token becomes a huge index.
+fn check_tokens(tokens: &[Token], vocabulary_size: usize) -> Result<(), SampleError> {
     match tokens.iter().find(|token| **token as usize >= vocabulary_size) {
         Some(&token) => Err(SampleError::TokenOutsideVocabulary { token, vocabulary_size }),
         None => Ok(()),
@@ -447,7 +450,7 @@ mod inspection {
     pub(in super::super) fn eligible_tokens(
         logits: &[f32],
         parameters: &SamplingParameters,
-    ) -> Vec<u32> {
+    ) -> Vec<Token> {
         let best = scan::find_greatest(logits).expect("there are logits");
         let softmax = Softmax::new(best.logit, parameters.options().temperature);
         let mut candidates = Vec::new();
@@ -455,7 +458,7 @@ mod inspection {
         if draw.filter(logits, softmax, &mut candidates) {
             candidates.iter().map(|candidate| candidate.token).collect()
         } else {
-            (0..logits.len() as u32).collect()
+            (0..logits.len() as Token).collect()
         }
     }
 }

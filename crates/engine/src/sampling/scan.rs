@@ -2,19 +2,21 @@
 
 use std::cmp::Ordering;
 
+use motley_ggml::Token;
+
 use super::exponential::exp_of_nonpositive;
 
 /// A token with its logit. A banned token has negative infinity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
     pub(super) logit: f32,
-    pub(super) token: u32,
+    pub(super) token: Token,
 }
 
 impl Candidate {
     /// Adding zero turns -0 into +0, so that [`best_first`] sees the two as the tie they are.
     fn new(logit: f32, token: usize) -> Self {
-        Self { logit: logit + 0.0, token: token as u32 }
+        Self { logit: logit + 0.0, token: token as Token }
     }
 }
 
@@ -183,7 +185,7 @@ pub(super) fn draw_from_all(
     softmax: Softmax,
     uniform: f64,
     block_totals: &mut Vec<f64>,
-) -> Option<u32> {
+) -> Option<Token> {
     block_totals.clear();
     block_totals.extend(logits.chunks(SUM_BLOCK).map(|block| softmax.block_total(block)));
     let mut remaining = uniform * block_totals.iter().sum::<f64>();
@@ -202,7 +204,7 @@ pub(super) fn draw_from_all(
     let first = block_index * SUM_BLOCK;
     let block = &logits[first..logits.len().min(first + SUM_BLOCK)];
     let index = pick(block.iter().map(|&logit| softmax.weight(logit)), remaining)?;
-    Some((first + index) as u32)
+    Some((first + index) as Token)
 }
 
 /// Index of the weight at which the running sum exceeds `remaining`. When rounding lets the sum

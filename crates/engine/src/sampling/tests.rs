@@ -1,18 +1,21 @@
 //! The sampler against a plain reading of the formulas, in double precision and fully sorted.
 
 use expect_test::expect;
+use motley_ggml::Token;
 use proptest::prelude::*;
 
 use super::*;
 
 /// Eligible tokens with their probabilities, most probable first.
-fn naive_distribution(logits: &[f32], options: &SamplingOptions) -> Vec<(u32, f64)> {
+fn naive_distribution(logits: &[f32], options: &SamplingOptions) -> Vec<(Token, f64)> {
     let temperature = f64::from(options.temperature);
     let greatest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let mut all: Vec<(u32, f64)> = logits
+    let mut all: Vec<(Token, f64)> = logits
         .iter()
         .enumerate()
-        .map(|(token, &logit)| (token as u32, ((f64::from(logit) - greatest) / temperature).exp()))
+        .map(|(token, &logit)| {
+            (token as Token, ((f64::from(logit) - greatest) / temperature).exp())
+        })
         .collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     if options.top_k > 0 {
@@ -121,7 +124,7 @@ fn a_flat_distribution_is_cut_in_the_middle_of_its_ties() {
     let logits = vec![1.5; 9_000];
     let options = SamplingOptions { top_p: 0.5, ..SamplingOptions::unchanged(5) };
     let mut sampler = Sampler::new(logits.len(), &[]).expect("no end tokens");
-    let tokens: Vec<u32> = (0..300)
+    let tokens: Vec<Token> = (0..300)
         .map(|position| sample_at(&mut sampler, &logits, &options, position).token)
         .collect();
     assert!(tokens.iter().all(|&token| token < 4_500));
@@ -171,7 +174,7 @@ fn penalties_follow_their_formulas() {
 fn end_tokens_wait_for_min_tokens_and_never_come_with_ignore_eos() {
     let logits = [1.0, 9.0, 8.0, 7.0];
     let mut sampler = Sampler::new(4, &[1]).expect("inside the vocabulary");
-    let mut sample = |options: &SamplingOptions, generated: &[u32]| {
+    let mut sample = |options: &SamplingOptions, generated: &[Token]| {
         let parameters = SamplingParameters::new(options.clone(), 4).expect("in range");
         let context =
             SampleContext { parameters: &parameters, prompt: &[0], generated, allowed: None };
@@ -223,7 +226,7 @@ fn each_failure_is_an_error_that_says_what_was_found() {
     let other = TokenMask::all_allowed(4);
     let plain =
         SampleContext { parameters: &parameters, prompt: &[0], generated: &[], allowed: None };
-    let cases: [(&[f32], SampleContext<'_>); 8] = [
+    let cases: [(&[f32], SampleContext<'_>); 9] = [
         (&[0.0, f32::NAN, 0.0], plain),
         (&[0.0, 0.0, f32::INFINITY], plain),
         (&[f32::NEG_INFINITY, 0.0, 0.0], plain),
@@ -232,6 +235,7 @@ fn each_failure_is_an_error_that_says_what_was_found() {
         (&[0.0; 3], SampleContext { allowed: Some(&none), ..plain }),
         (&[0.0; 3], SampleContext { allowed: Some(&other), ..plain }),
         (&[0.0; 3], SampleContext { parameters: &penalised, generated: &[3], ..plain }),
+        (&[0.0; 3], SampleContext { parameters: &penalised, generated: &[-1], ..plain }),
     ];
     let mut sampler = Sampler::new(3, &[]).expect("no end tokens");
     let mut messages: Vec<String> = cases
@@ -250,6 +254,7 @@ fn each_failure_is_an_error_that_says_what_was_found() {
         no token is allowed at position 1
         parameters or mask for 4 tokens used with 3 tokens
         token 3 is outside the vocabulary of 3 tokens
+        token -1 is outside the vocabulary of 3 tokens
         token 7 is outside the vocabulary of 3 tokens"#]]
     .assert_eq(&messages.join("\n"));
     // A failed call leaves nothing behind.
@@ -273,6 +278,7 @@ fn each_refused_option_names_its_field_and_range() {
         SamplingOptions { logit_bias: vec![(1, 101.0)], ..good.clone() },
         SamplingOptions { logit_bias: vec![(1, 1.0); 1_025], ..good.clone() },
         SamplingOptions { stop_token_ids: vec![99], ..good.clone() },
+        SamplingOptions { stop_token_ids: vec![-1], ..good.clone() },
         SamplingOptions { stop_token_ids: vec![1; 65], ..good },
     ];
     let messages: Vec<String> = refused
@@ -294,6 +300,7 @@ fn each_refused_option_names_its_field_and_range() {
         logit_bias: logit_bias must be between -100 and 100, not 101
         logit_bias: logit_bias must be at most 1024, not 1025
         stop_token_ids: stop_token_ids names token 99, but the vocabulary has 50 tokens
+        stop_token_ids: stop_token_ids names token -1, but the vocabulary has 50 tokens
         stop_token_ids: stop_token_ids must be at most 64, not 65"#]]
     .assert_eq(&messages.join("\n"));
 }
@@ -304,7 +311,7 @@ fn sampled_tokens_never_change_between_releases() {
         SamplingOptions { temperature: 0.8, top_p: 0.95, ..SamplingOptions::unchanged(42) };
     let mut sampler = Sampler::new(32_000, &[]).expect("no end tokens");
     let logits = made_logits(32_000, 2);
-    let tokens: Vec<u32> = (0..12)
+    let tokens: Vec<Token> = (0..12)
         .map(|position| sample_at(&mut sampler, &logits, &options, position).token)
         .collect();
     expect!["[23217, 10900, 24429, 10900, 15636, 31, 23041, 1078, 11996, 20926, 23217, 5897]"]
@@ -363,7 +370,7 @@ proptest! {
             naive_distribution(&logits, &SamplingOptions { top_p, min_p, ..options.clone() })
         };
         let (fewest, most) = (with_top_p(1.0 - 1e-5), with_top_p(1.0 + 1e-5));
-        let contains = |list: &[(u32, f64)], token: u32| list.iter().any(|entry| entry.0 == token);
+        let contains = |list: &[(Token, f64)], token: Token| list.iter().any(|entry| entry.0 == token);
         prop_assert!(kept.is_sorted() && !kept.is_empty());
         for &token in &kept {
             prop_assert!(contains(&most, token), "token {} is kept but ranks behind", token);
@@ -382,14 +389,14 @@ proptest! {
         let options = SamplingOptions { repetition_penalty: 1.3, ..options };
         let parameters = SamplingParameters::new(options, 500).expect("in range");
         // The "model": logits depend on the whole sequence so far.
-        let model = |sequence: &[u32]| {
+        let model = |sequence: &[Token]| {
             let state = sequence.iter().fold(logits_seed, |state, &token| {
-                PositionedRandom::new(state).bits(u64::from(token), 0)
+                PositionedRandom::new(state).bits(token as u64, 0)
             });
             made_logits(500, state)
         };
         let prompt = [1, 2, 3];
-        let extend = |sampler: &mut Sampler, fixed: &[u32], mut generated: Vec<u32>, until| {
+        let extend = |sampler: &mut Sampler, fixed: &[Token], mut generated: Vec<Token>, until| {
             while fixed.len() + generated.len() < until {
                 let sequence = [fixed, &generated].concat();
                 let context = SampleContext {
@@ -416,7 +423,7 @@ proptest! {
     #[test]
     fn a_mask_is_obeyed(
         logits in prop::collection::vec(-9.0_f32..9.0, 200),
-        allowed in prop::collection::btree_set(0_u32..200, 1..20),
+        allowed in prop::collection::btree_set(0_i32..200, 1..20),
         options in any_options(),
     ) {
         let mut mask = TokenMask::none_allowed(200);
