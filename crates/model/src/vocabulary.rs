@@ -142,12 +142,14 @@ fn check_special_tokens(gguf: &Gguf<'_>, tokens: u64) -> Result<(), VocabularyEr
 /// A rule is two pieces with a space between, of which the first may begin with one. Whether the
 /// pieces are tokens is left open: a rule of others never applies.
 fn check_merges(gguf: &Gguf<'_>) -> Result<(), VocabularyError> {
-    const SHOWN_CHARACTERS_MAX: usize = 40;
-    let Some(rules) = gguf.strings(MERGES_KEY)? else { return Ok(()) };
-    for (index, rule) in rules.enumerate() {
-        let inner = 1..rule.len().saturating_sub(1);
-        if !rule.bytes().enumerate().any(|(at, byte)| byte == b' ' && inner.contains(&at)) {
-            let rule = rule.chars().take(SHOWN_CHARACTERS_MAX).collect();
+    const SHOWN_BYTES_MAX: usize = 40;
+    let Some(rules) = gguf.array(MERGES_KEY)? else { return Ok(()) };
+    gguf.strings(MERGES_KEY)?;
+    for (index, rule) in rules.text_bytes().enumerate() {
+        let inner = rule.get(1..rule.len().saturating_sub(1)).unwrap_or(&[]);
+        if !inner.contains(&b' ') {
+            let shown = rule.get(..SHOWN_BYTES_MAX).unwrap_or(rule);
+            let rule = String::from_utf8_lossy(shown).into_owned();
             return Err(VocabularyError::MergeRule { index, rule });
         }
     }

@@ -9,7 +9,7 @@ use super::value::{Array, Value, ValueType};
 use super::{Gguf, TensorEntry};
 use crate::TensorType;
 
-const ALIGNMENT_KEY: &str = "general.alignment";
+pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 const ALIGNMENT_DEFAULT: u32 = 32;
 
 pub(super) fn parse(bytes: &[u8], file_bytes: u64) -> Result<Gguf<'_>, GgufError> {

@@ -240,6 +240,16 @@ impl<'a> Array<'a> {
     }
 }
 
+impl<'a> Array<'a> {
+    /// The bytes of each text of an array of strings, for those who look at many but not at their
+    /// characters; nothing at all for other arrays.
+    pub(crate) fn text_bytes(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let count = if self.element_type == ValueType::String { self.count } else { 0 };
+        let mut cursor = Cursor::new(self.bytes);
+        (0..count).map_while(move |_| cursor.counted_bytes().ok())
+    }
+}
+
 impl<'a> IntoIterator for Array<'a> {
     type Item = Value<'a>;
     type IntoIter = ArrayIter<'a>;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::Gguf;
 use super::cursor::length;
 use super::limits;
-use super::parse::padded;
+use super::parse::{ALIGNMENT_KEY, padded};
 use super::value::{Array, Value, ValueType};
 use crate::TensorType;
 
@@ -133,7 +133,7 @@ impl GgufWriter {
         if key.is_empty() || length(key.as_bytes()) > limits::KEY_BYTES_MAX {
             return Err(WriteError::KeyLength { length: key.len() });
         }
-        if key == "general.alignment" {
+        if key == ALIGNMENT_KEY {
             return Err(WriteError::AlignmentKey);
         }
         if !self.keys.insert(key.to_owned()) {
@@ -184,10 +184,8 @@ impl GgufWriter {
 
     /// The directory: everything up to the first tensor's data.
     pub fn header(&self) -> Vec<u8> {
-        let mut header = b"GGUF".to_vec();
-        header.extend(VERSION.to_le_bytes());
-        header.extend(count(self.tensor_bytes.len()).to_le_bytes());
-        header.extend(count(self.keys.len()).to_le_bytes());
+        let mut header = Vec::new();
+        put_head(&mut header, self.tensor_bytes.len(), self.keys.len());
         header.extend(&self.metadata);
         header.extend(&self.tensors);
         let end = padded(length(&header), ALIGNMENT);
@@ -284,14 +282,24 @@ impl<W: Write> Write for TensorDataWriter<W> {
 /// What is written was checked by [`Gguf::parse`], so that a reader with weaker checks never sees
 /// the original bytes.
 pub fn write_metadata_only(source: &Gguf<'_>) -> Vec<u8> {
-    let mut writer = GgufWriter::new();
-    for (key, value) in source.metadata() {
-        // The keys of a parsed file are distinct and short enough; the alignment is left out
-        // because there is nothing to align.
-        let written = writer.metadata(key, *value).map(|_| ());
-        debug_assert!(matches!(written, Ok(()) | Err(WriteError::AlignmentKey)));
+    // The alignment is left out because there is nothing to align.
+    let pairs = || source.metadata().iter().filter(|(key, _)| *key != ALIGNMENT_KEY);
+    let mut out = Vec::new();
+    put_head(&mut out, 0, pairs().count());
+    // The directory of the source is as long or longer: it has a tensor table, too.
+    out.reserve(usize::try_from(source.data_offset()).unwrap_or(0));
+    for (key, value) in pairs() {
+        put_string(&mut out, key);
+        put_metadata(&mut out, MetadataValue::Value(*value));
     }
-    writer.header()
+    out
+}
+
+fn put_head(out: &mut Vec<u8>, tensors: usize, pairs: usize) {
+    out.extend(b"GGUF");
+    out.extend(VERSION.to_le_bytes());
+    out.extend(count(tensors).to_le_bytes());
+    out.extend(count(pairs).to_le_bytes());
 }
 
 fn tensor_bytes(shape: &[u64], tensor_type: TensorType) -> Option<u64> {
