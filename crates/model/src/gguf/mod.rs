@@ -28,6 +28,24 @@ pub use write::{GgufWriter, MetadataValue, TensorDataWriter, WriteError, write_m
 use crate::TensorType;
 
 /// A checked GGUF file: its metadata and where its tensors lie. Borrows from the file's bytes.
+///
+/// ```
+/// use std::io::Write;
+///
+/// use motley_model::{Gguf, GgufWriter, TensorType};
+///
+/// let mut writer = GgufWriter::new();
+/// writer.metadata("general.name", "tiny")?;
+/// writer.tensor("a", &[32, 2], TensorType::Q8_0)?;
+/// let mut out = writer.begin(Vec::new())?;
+/// out.write_all(&[0; 68])?;
+/// let bytes = out.finish()?;
+///
+/// let gguf = Gguf::parse(&bytes, bytes.len() as u64)?;
+/// assert_eq!(gguf.string("general.name")?, Some("tiny"));
+/// assert_eq!(gguf.tensors()[0].bytes, 2 * 34);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Gguf<'a> {
     version: u32,
