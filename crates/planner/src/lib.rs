@@ -22,5 +22,5 @@ pub use cost::{
 pub use dispatch::plan;
 pub use problem::{
     Budget, BudgetUse, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
-    Quality, Reason, Remedy, Shortage,
+    Quality, Reason, Remedy, Shortage, WaitingModel,
 };

@@ -117,6 +117,16 @@ impl Method {
     }
 }
 
+/// How waiting under load is predicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitingModel {
+    /// E2LLM's congestion formula (PLANNER 4.5): the slower phase against the arrival interval.
+    Congestion,
+    /// Queues that know slots and the length of the run (PLANNER 6.1).
+    Concurrency,
+}
+
 /// What a search may and may not do.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanOptions {
@@ -128,6 +138,8 @@ pub struct PlanOptions {
     pub allow_idle: bool,
     /// Roles may be `mixed`; E2LLM's mode forbids it.
     pub allow_mixed: bool,
+    /// How waiting is predicted.
+    pub waiting: WaitingModel,
     /// Most slots a replica may have.
     pub slots_max: u32,
     /// Most rounds a ring may have.
@@ -145,6 +157,7 @@ impl PlanOptions {
             allow_streaming: true,
             allow_idle: true,
             allow_mixed: true,
+            waiting: WaitingModel::Concurrency,
             slots_max: 64,
             rounds_max: 32,
             excluded: Vec::new(),
@@ -159,6 +172,7 @@ impl PlanOptions {
             allow_streaming: false,
             allow_idle: false,
             allow_mixed: false,
+            waiting: WaitingModel::Congestion,
             slots_max: 64,
             rounds_max: 1,
             excluded: Vec::new(),
