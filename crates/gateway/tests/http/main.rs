@@ -1,0 +1,11 @@
+//! The router over a fake backend, without a socket.
+#![expect(unreachable_pub, reason = "a test binary has no users to reach its items")]
+
+mod chat;
+mod client;
+mod completions;
+mod fake;
+mod guard;
+mod hostile;
+mod llama;
+mod streams;
