@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chat;
 mod cost;
 mod directory;
 mod gguf;
@@ -17,6 +18,10 @@ mod split;
 mod tensor_type;
 mod vocabulary;
 
+pub use chat::{
+    ChatInput, ChatTemplate, CivilTime, ControlTokens, PromptSegment, RenderedPrompt,
+    TemplateAbilities, TemplateError, TokenTexts,
+};
 pub use cost::{CacheQuery, MemoryError, MemoryNeeded};
 pub use directory::{DirectoryError, ModelDescription, ModelDirectory};
 pub use gguf::{
