@@ -1,3 +1,75 @@
-//! The binary `motley`.
+//! The program `motley`: command line, files, wiring.
+//!
+//! Holds everything that touches the world for a user: arguments, the terminal, memory limits, the
+//! thread that drives the engine. It must not know kernels, file formats or graphs.
+//! Start reading at `execute`; one command is one file, and only `main` ends the process.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the program reads clocks, files and the environment, and starts the engine thread"
+)]
 
-fn main() {}
+mod arguments;
+mod completions;
+mod driver;
+mod failure;
+mod interrupt;
+mod loading;
+mod memory;
+mod prompt;
+mod run;
+mod session;
+mod short_options;
+mod show;
+mod store;
+mod terminal;
+mod tokenize;
+mod version;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use arguments::Command;
+use failure::{Failure, Kind};
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let command = match arguments::parse(std::env::args_os()) {
+        Ok(command) => command,
+        Err(error) => {
+            // Help and version are "errors" of the parser that go to stdout and succeed.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match execute(command, started) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) if failure.is_broken_pipe() => ExitCode::SUCCESS,
+        Err(failure) => {
+            if failure.kind != Kind::Interrupted {
+                terminal::complain(&failure.report());
+            }
+            exit_code(failure.kind)
+        }
+    }
+}
+
+fn execute(command: Command, started: Instant) -> Result<(), Failure> {
+    match command {
+        Command::Welcome => Ok(terminal::print(arguments::WELCOME)?),
+        Command::Run(arguments) => run::execute(*arguments, started),
+        Command::Show(arguments) => show::execute(&arguments),
+        Command::Tokenize(arguments) => tokenize::execute(&arguments),
+        Command::Completions(arguments) => completions::execute(&arguments),
+        Command::Version(arguments) => version::execute(&arguments),
+    }
+}
+
+fn exit_code(kind: Kind) -> ExitCode {
+    ExitCode::from(match kind {
+        Kind::Failed => 1,
+        Kind::Usage => 2,
+        Kind::NotFound => 3,
+        Kind::Refused => 4,
+        Kind::Interrupted => 130,
+    })
+}

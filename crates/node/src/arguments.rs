@@ -1,0 +1,101 @@
+//! The first stage of the command line: words to typed arguments. What they mean together is
+//! decided by each command.
+
+use std::ffi::OsString;
+
+use clap::builder::FalseyValueParser;
+use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use crate::{completions, run, short_options, show, tokenize, version};
+
+/// Printed when nothing is asked.
+pub(crate) const WELCOME: &str = "\
+motley run MODEL.gguf \"Why is the sky blue?\"   answers; without a question it chats
+motley show MODEL.gguf                         tells what a model is and what it needs
+motley --help                                  lists everything else
+";
+
+/// Lines of help are at most this wide.
+const HELP_COLUMNS_MAX: usize = 100;
+
+const AFTER_HELP: &str =
+    "Each option has a variable, such as MOTLEY_MODELS for --models; options win over variables.";
+
+/// Serves language models on the devices you have.
+#[derive(Debug, Parser)]
+#[command(name = "motley", version, max_term_width = HELP_COLUMNS_MAX, after_help = AFTER_HELP)]
+#[command(disable_help_subcommand = true)]
+struct Line {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What is to be done.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// No command: show how to begin.
+    #[command(skip)]
+    Welcome,
+    /// Answer a prompt, or chat
+    Run(Box<run::Arguments>),
+    /// Show what a model is and what it needs
+    Show(show::Arguments),
+    /// Turn text into a model's tokens
+    Tokenize(tokenize::Arguments),
+    /// Print a completion script for a shell
+    Completions(completions::Arguments),
+    /// Show versions, features and devices
+    Version(version::Arguments),
+}
+
+/// The command that the words of a command line name.
+///
+/// # Errors
+/// When they name none, or help or the version is asked for; the error prints itself.
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
+    let mut definition = definition();
+    let matches = definition.try_get_matches_from_mut(short_options::translate(words))?;
+    let line = Line::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))?;
+    Ok(line.command.unwrap_or(Command::Welcome))
+}
+
+/// All commands and options, each option with its variable.
+pub(crate) fn definition() -> clap::Command {
+    Line::command().mut_subcommands(|command| {
+        command.max_term_width(HELP_COLUMNS_MAX).mut_args(with_variable)
+    })
+}
+
+/// One variable per option: `--top-k` is `MOTLEY_TOP_K`.
+fn with_variable(argument: clap::Arg) -> clap::Arg {
+    let Some(long) = argument.get_long() else { return argument };
+    if matches!(long, "help" | "version") {
+        return argument;
+    }
+    let variable = format!("MOTLEY_{}", long.to_uppercase().replace('-', "_"));
+    let is_switch = matches!(argument.get_action(), ArgAction::SetTrue);
+    let argument = argument.env(variable).hide_env(true);
+    if is_switch { argument.value_parser(FalseyValueParser::new()) } else { argument }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn options_have_variables_and_switches_take_words_for_no() {
+        let definition = definition();
+        let run = definition.find_subcommand("run").unwrap();
+        let of = |name: &str| {
+            let argument = run.get_arguments().find(|argument| argument.get_long() == Some(name));
+            argument.unwrap().get_env().unwrap().to_owned()
+        };
+        assert_eq!(of("top-k"), "MOTLEY_TOP_K");
+        assert_eq!(of("models"), "MOTLEY_MODELS");
+    }
+}

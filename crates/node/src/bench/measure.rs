@@ -1,0 +1,140 @@
+//! Timed workloads, alternating between engines.
+
+use std::time::Instant;
+
+use clap::ValueEnum;
+
+use super::subject::{Ours, Subject, Theirs};
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Workload {
+    /// One sequence, token after token.
+    Decode,
+    /// One prompt in one batch.
+    Prefill,
+    /// Eight sequences, token after token.
+    Batch8,
+    /// Thirty-two sequences, token after token.
+    Batch32,
+}
+
+impl Workload {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Prefill => "prefill",
+            Self::Batch8 => "batch8",
+            Self::Batch32 => "batch32",
+        }
+    }
+
+    pub(super) fn sequences(self) -> usize {
+        match self {
+            Self::Decode | Self::Prefill => 1,
+            Self::Batch8 => 8,
+            Self::Batch32 => 32,
+        }
+    }
+}
+
+/// Sizes of the workloads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) prompt_tokens: usize,
+    pub(super) generated_tokens: usize,
+    pub(super) repetitions: usize,
+}
+
+/// Tokens per second of each run.
+#[derive(Clone, Debug)]
+pub(super) struct Rates(Vec<f64>);
+
+impl Rates {
+    /// Minimum, median and maximum.
+    pub(super) fn spread(&self) -> [f64; 3] {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        [sorted[0], median(&sorted), sorted[sorted.len() - 1]]
+    }
+}
+
+/// One workload's result.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) workload: Workload,
+    pub(super) ours: Rates,
+    pub(super) theirs: Option<Rates>,
+}
+
+impl Measured {
+    /// Median of the ratios of neighbouring runs, ours to theirs: a disturbance that lasts longer
+    /// than a pair of runs does not move it.
+    pub(super) fn ratio(&self) -> Option<f64> {
+        let theirs = self.theirs.as_ref()?;
+        let mut ratios: Vec<f64> =
+            self.ours.0.iter().zip(&theirs.0).map(|(ours, theirs)| ours / theirs).collect();
+        ratios.sort_by(f64::total_cmp);
+        Some(median(&ratios))
+    }
+}
+
+/// Times a workload with both engines in turn; each first runs once untimed.
+pub(super) fn alternate(
+    workload: Workload,
+    plan: Plan,
+    ours: &mut Ours,
+    mut theirs: Option<&mut Theirs<'_>>,
+) -> anyhow::Result<Measured> {
+    let (mut our_rates, mut their_rates) = (Vec::new(), Vec::new());
+    time(workload, plan, ours)?;
+    if let Some(theirs) = theirs.as_deref_mut() {
+        time(workload, plan, theirs)?;
+    }
+    for repetition in 0..plan.repetitions {
+        // Who goes first changes, so that neither always runs on the warmer processor.
+        if repetition % 2 == 0 {
+            our_rates.push(time(workload, plan, ours)?);
+        }
+        if let Some(theirs) = theirs.as_deref_mut() {
+            their_rates.push(time(workload, plan, theirs)?);
+        }
+        if repetition % 2 == 1 {
+            our_rates.push(time(workload, plan, ours)?);
+        }
+    }
+    let theirs = (!their_rates.is_empty()).then_some(Rates(their_rates));
+    Ok(Measured { workload, ours: Rates(our_rates), theirs })
+}
+
+/// Tokens per second of one run.
+fn time(workload: Workload, plan: Plan, subject: &mut dyn Subject) -> anyhow::Result<f64> {
+    subject.clear();
+    let sequences = workload.sequences();
+    if workload == Workload::Prefill {
+        let rows: Vec<(usize, usize)> =
+            (0..plan.prompt_tokens).map(|position| (0, position)).collect();
+        let start = Instant::now();
+        subject.step(&rows, false)?;
+        return Ok(plan.prompt_tokens as f64 / start.elapsed().as_secs_f64());
+    }
+    // The first token of each sequence fills the caches and is not timed.
+    let rows_at = |position: usize| -> Vec<(usize, usize)> {
+        (0..sequences).map(|sequence| (sequence, position)).collect()
+    };
+    subject.step(&rows_at(0), true)?;
+    let start = Instant::now();
+    for position in 1..=plan.generated_tokens {
+        subject.step(&rows_at(position), true)?;
+    }
+    Ok((sequences * plan.generated_tokens) as f64 / start.elapsed().as_secs_f64())
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[middle]
+    } else {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    }
+}

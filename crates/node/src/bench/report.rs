@@ -1,0 +1,136 @@
+//! What a benchmark says.
+
+use std::io::Write;
+
+use motley_engine::{EngineMemory, Layout, Model};
+use serde_json::{Map, Value, json};
+
+use super::measure::{Measured, Plan};
+use super::subject::Ours;
+
+/// Results, printed as a table or as JSON.
+#[derive(Debug)]
+pub(super) struct Report {
+    model: String,
+    threads: usize,
+    plan: Plan,
+    memory: EngineMemory,
+    layouts: Vec<(&'static str, Layout)>,
+    measured: Vec<Measured>,
+    pub(super) start: Option<Value>,
+}
+
+impl Report {
+    pub(super) fn new(model: &Model, threads: usize, ours: &Ours, plan: Plan) -> Self {
+        Self {
+            model: model.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            threads,
+            plan,
+            memory: ours.engine.memory(),
+            layouts: ours.engine.layouts().collect(),
+            measured: Vec::new(),
+            start: None,
+        }
+    }
+
+    pub(super) fn add(&mut self, measured: Measured) {
+        self.measured.push(measured);
+    }
+
+    /// Prints the report to standard output.
+    ///
+    /// # Errors
+    /// When nobody reads it.
+    pub(super) fn print(&self, as_json: bool) -> anyhow::Result<()> {
+        if as_json {
+            return print_line(&serde_json::to_string_pretty(&self.json())?);
+        }
+        print_line(&self.table())
+    }
+
+    fn json(&self) -> Value {
+        let mut root = json!({
+            "model": self.model,
+            "threads": self.threads,
+            "prompt_tokens": self.plan.prompt_tokens,
+            "generated_tokens": self.plan.generated_tokens,
+            "repetitions": self.plan.repetitions,
+            "layouts": self.layouts.iter()
+                .map(|(element, layout)| ((*element).to_owned(), json!(describe(*layout))))
+                .collect::<Map<String, Value>>(),
+            "memory": {
+                "weights_mapped_bytes": self.memory.weights_mapped_bytes,
+                "weights_allocated_bytes": self.memory.weights_allocated_bytes,
+                "cache_bytes": self.memory.cache_bytes,
+                "compute_bytes": self.memory.compute_bytes,
+            },
+        });
+        let mut ratios = Map::new();
+        for measured in &self.measured {
+            let name = measured.workload.name();
+            let rates = |[min, median, max]: [f64; 3]| {
+                json!({ "tokens_per_s": median, "min": min, "max": max })
+            };
+            let mut entry = json!({ "motley": rates(measured.ours.spread()) });
+            if let Some(theirs) = &measured.theirs {
+                entry["llama.cpp"] = rates(theirs.spread());
+            }
+            if let Some(ratio) = measured.ratio() {
+                ratios.insert(name.to_owned(), json!(ratio));
+            }
+            root[name] = entry;
+        }
+        if !ratios.is_empty() {
+            root["ratio"] = Value::Object(ratios);
+        }
+        if let Some(start) = &self.start {
+            root["start"] = start.clone();
+        }
+        root
+    }
+
+    fn table(&self) -> String {
+        let mut lines = vec![format!("{}, {} threads", self.model, self.threads)];
+        for (element, layout) in &self.layouts {
+            lines.push(format!("{element} weights: {}", describe(*layout)));
+        }
+        lines.push(format!(
+            "{:<10}{:>16}{:>20}{:>16}{:>8}",
+            "", "motley tok/s", "(min-max)", "llama.cpp", "ratio"
+        ));
+        for measured in &self.measured {
+            let [min, median, max] = measured.ours.spread();
+            let theirs = measured
+                .theirs
+                .as_ref()
+                .map_or_else(String::new, |theirs| format!("{:.1}", theirs.spread()[1]));
+            let ratio =
+                measured.ratio().map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+            lines.push(format!(
+                "{:<10}{median:>16.1}{:>20}{theirs:>16}{ratio:>8}",
+                measured.workload.name(),
+                format!("({min:.1}-{max:.1})"),
+            ));
+        }
+        if let Some(start) = &self.start {
+            lines.push(format!("start and memory: {start}"));
+        }
+        lines.join("\n")
+    }
+}
+
+fn describe(layout: Layout) -> String {
+    match layout {
+        Layout::Plain => "as in the file".to_owned(),
+        Layout::Packed => "interleaved".to_owned(),
+        Layout::PackedUpTo(rows) => format!("interleaved up to {rows} rows, else as in the file"),
+    }
+}
+
+/// Prints one line, or several, to standard output.
+///
+/// # Errors
+/// When nobody reads it.
+pub(super) fn print_line(text: &str) -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}

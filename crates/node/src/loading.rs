@@ -1,0 +1,166 @@
+//! From a file to an engine that answers: opening, the memory check, and what can go wrong.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use motley_engine::{
+    CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError,
+};
+use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
+use motley_model::{DirectoryError, GgufError};
+
+use crate::driver::{Driver, LoadFailure, Loading};
+use crate::failure::{Failure, Kind};
+use crate::memory::{self, Usage};
+use crate::terminal::{self, Progress};
+
+/// Context where none is asked for.
+pub(crate) const CONTEXT_TOKENS_DEFAULT: u64 = 4096;
+
+/// What a user may choose about an engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EngineWish {
+    /// Tokens of context, 0 for all that the model knows; nothing for a default that fits.
+    pub(crate) context_tokens: Option<u64>,
+    pub(crate) slots: usize,
+    pub(crate) batch_rows: usize,
+    pub(crate) cache: CacheElement,
+    pub(crate) threads: usize,
+    pub(crate) layout: LayoutChoice,
+    /// Memory that may be used; nothing for what the system has.
+    pub(crate) memory_budget_bytes: Option<u64>,
+}
+
+/// A model that answers.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) model: Arc<Model>,
+    pub(crate) vocabulary: Vocabulary,
+    pub(crate) driver: Driver,
+}
+
+/// Opens the model at `path` and loads engine and vocabulary side by side.
+///
+/// # Errors
+/// When the file is no model that can be run, or memory does not suffice.
+pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
+    let model = Arc::new(Model::open(path).map_err(open_failure)?);
+    let context_tokens = choose_context(&model, wish)?;
+    let block_count = model.directory().hyper.block_count;
+    let options = EngineOptions {
+        layers: 0..block_count,
+        embedding: true,
+        head: true,
+        slots: wish.slots,
+        context_tokens: usize::try_from(context_tokens)?,
+        batch_rows_max: wish.batch_rows,
+        cache: wish.cache,
+        threads: ThreadPoolOptions { threads: wish.threads, poll_percent: 50, pinned: false },
+        layout: wish.layout,
+    };
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let size = terminal::bytes(model.file_bytes());
+    let _progress = Progress::start(&format!("loading {name} ({size}) ..."));
+    let loading = Loading::start(Arc::clone(&model), options)?;
+    let vocabulary = model.vocabulary().map_err(open_failure)?;
+    let driver = loading.finish(vocabulary.end_tokens()).map_err(load_failure)?;
+    Ok(Ready { model, vocabulary, driver })
+}
+
+/// The context asked for, if it fits; without a wish as much as the model, memory and the default
+/// allow.
+fn choose_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
+    let directory = model.directory();
+    let trained = directory.hyper.context_length;
+    let usage =
+        Usage { slots: wish.slots as u64, batch_rows: wish.batch_rows as u64, cache: wish.cache };
+    let budget = wish.memory_budget_bytes.or_else(memory::available_bytes).unwrap_or(u64::MAX);
+    if let Some(asked) = wish.context_tokens {
+        let asked = if asked == 0 { trained } else { asked };
+        if asked > trained {
+            let error = anyhow::anyhow!(
+                "a context of {asked} tokens is more than the {trained} the model was trained for"
+            );
+            return Err(Failure::new(Kind::Refused, error).hint(format!("-c {trained}")));
+        }
+        return Ok(memory::admit(directory, &usage, budget, asked)?.context_tokens);
+    }
+    let most = trained.min(CONTEXT_TOKENS_DEFAULT);
+    match memory::largest_context(directory, &usage, budget, most)? {
+        Some(context) => Ok(context),
+        None => Ok(memory::admit(directory, &usage, budget, most)?.context_tokens),
+    }
+}
+
+/// Threads where none are asked for: one per core that this process may use. Two threads on one
+/// core only take turns at its vector units.
+pub(crate) fn threads_default() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    core_count().map_or(allowed, |cores| cores.min(allowed)).clamp(1, ThreadPool::THREADS_MAX)
+}
+
+/// Cores of the machine, counting those that run several threads once; Linux tells.
+fn core_count() -> Option<usize> {
+    let mut cores = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir("/sys/devices/system/cpu").ok()? {
+        let siblings = entry.ok()?.path().join("topology").join("thread_siblings_list");
+        if let Ok(siblings) = std::fs::read_to_string(siblings) {
+            cores.insert(siblings);
+        }
+    }
+    (!cores.is_empty()).then_some(cores.len())
+}
+
+/// How a file that could not be opened is reported.
+pub(crate) fn open_failure(error: OpenError) -> Failure {
+    let (kind, hint) = match &error {
+        OpenError::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            (Kind::NotFound, Some("all parts of a model must lie in one folder"))
+        }
+        OpenError::File { .. } => (Kind::Failed, None),
+        OpenError::Format { source, .. } => (Kind::Failed, Some(format_hint(source))),
+        OpenError::Directory { source, .. } => (Kind::Failed, directory_hint(source)),
+        OpenError::Vocabulary { .. } => {
+            (Kind::Failed, Some("the file is damaged or of a newer kind; get it again"))
+        }
+    };
+    let failure = Failure::new(kind, error);
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+fn format_hint(error: &GgufError) -> &'static str {
+    match error {
+        GgufError::Magic { .. } => "models are GGUF files; convert other formats first",
+        GgufError::BigEndian { .. } | GgufError::Version { .. } => "convert the model anew",
+        _ => "the file is damaged or was not copied whole; get it again",
+    }
+}
+
+fn directory_hint(error: &DirectoryError) -> Option<&'static str> {
+    match error {
+        DirectoryError::NotAModel { .. } => Some("give the file of the model itself"),
+        DirectoryError::UnknownArchitecture { .. } | DirectoryError::Unsupported { .. } => {
+            Some("motley version lists what can be run")
+        }
+        _ => Some("the file is damaged or unusual; motley show tells what it says"),
+    }
+}
+
+fn load_failure(error: LoadFailure) -> Failure {
+    let refused = matches!(
+        error,
+        LoadFailure::Load(LoadError::Tensors(_) | LoadError::Compute(_) | LoadError::CacheElement { .. })
+    );
+    let kind = if refused { Kind::Refused } else { Kind::Failed };
+    let cache = matches!(error, LoadFailure::Load(LoadError::CacheElement { .. }));
+    let failure = Failure::new(kind, error);
+    match (refused, cache) {
+        (true, true) => failure.hint("-ctk f16"),
+        (true, false) => failure.hint("take a smaller context (-c), or free memory"),
+        (false, _) => failure,
+    }
+}

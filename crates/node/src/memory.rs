@@ -1,0 +1,182 @@
+//! Memory: what there is, what a model needs, and what would fit.
+
+use anyhow::Context as _;
+use motley_engine::CacheElement;
+use motley_model::{CacheQuery, MemoryNeeded, ModelDirectory, TensorType};
+
+use crate::failure::{Failure, Kind};
+use crate::terminal::bytes;
+
+mod system;
+
+pub(crate) use system::{available_bytes, peak_resident_bytes};
+
+/// Contexts are chosen in steps of this many tokens, as the engine's cache is.
+const CONTEXT_STEP: u64 = 256;
+
+/// What the program takes beside weights, cache and computation: the vocabulary, buffers, code.
+const PROGRAM_BYTES: u64 = 60_000_000;
+
+/// How a model is to be used, as far as memory depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    pub(crate) slots: u64,
+    pub(crate) batch_rows: u64,
+    pub(crate) cache: CacheElement,
+}
+
+/// Memory that a model needs for a context.
+#[derive(Clone, Debug)]
+pub(crate) struct Needed {
+    pub(crate) context_tokens: u64,
+    pub(crate) model: MemoryNeeded,
+    /// An upper estimate of intermediate values.
+    pub(crate) compute_bytes: u64,
+}
+
+impl Needed {
+    /// Bytes of everything, the program included.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        self.model
+            .total_bytes
+            .saturating_add(self.compute_bytes)
+            .saturating_add(PROGRAM_BYTES)
+    }
+
+    /// Bytes of the program itself.
+    pub(crate) const PROGRAM_BYTES: u64 = PROGRAM_BYTES;
+}
+
+/// Memory for `context_tokens` tokens of context per slot.
+///
+/// # Errors
+/// When the cache cannot have its type or size.
+pub(crate) fn needed(
+    directory: &ModelDirectory,
+    usage: &Usage,
+    context_tokens: u64,
+) -> anyhow::Result<Needed> {
+    let query = CacheQuery {
+        context_tokens: context_tokens.next_multiple_of(CONTEXT_STEP),
+        slots: usage.slots,
+        micro_batch_tokens: usage.batch_rows,
+        cache_type: cache_type(usage.cache),
+    };
+    let model = directory.memory_needed(&query).context("cannot tell the memory needed")?;
+    let compute_bytes = compute_bytes(directory, usage, context_tokens);
+    Ok(Needed { context_tokens, model, compute_bytes })
+}
+
+/// The largest context up to `most` that fits into `budget` bytes; nothing if not even one step
+/// of tokens does.
+///
+/// # Errors
+/// When the cache cannot have its type.
+pub(crate) fn largest_context(
+    directory: &ModelDirectory,
+    usage: &Usage,
+    budget: u64,
+    most: u64,
+) -> anyhow::Result<Option<u64>> {
+    let fits = |context| Ok::<_, anyhow::Error>(needed(directory, usage, context)?.total_bytes() <= budget);
+    if fits(most)? {
+        return Ok(Some(most));
+    }
+    // Invariant of the search: `low` steps fit, `high` do not.
+    let (mut low, mut high) = (0, most.div_ceil(CONTEXT_STEP));
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle * CONTEXT_STEP)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok((low > 0).then_some(low * CONTEXT_STEP))
+}
+
+/// Refuses a context that needs more than `budget` bytes, with what would fit.
+///
+/// # Errors
+/// When it does not fit, or the cache cannot have its type.
+pub(crate) fn admit(
+    directory: &ModelDirectory,
+    usage: &Usage,
+    budget: u64,
+    context_tokens: u64,
+) -> Result<Needed, Failure> {
+    let needed = needed(directory, usage, context_tokens)?;
+    if needed.total_bytes() <= budget {
+        return Ok(needed);
+    }
+    let error = anyhow::anyhow!(
+        "not enough memory: {} needed ({} weights, {} cache of {context_tokens} tokens, {} work), {} available",
+        bytes(needed.total_bytes()),
+        bytes(needed.model.weights_bytes),
+        bytes(needed.model.cache_bytes),
+        bytes(needed.compute_bytes + PROGRAM_BYTES),
+        bytes(budget),
+    );
+    let hint = match largest_context(directory, usage, budget, context_tokens)? {
+        Some(context) => format!("a context of {context} tokens fits: -c {context}"),
+        None => advice_without_room(directory, usage, budget, &needed)?,
+    };
+    Err(Failure::new(Kind::Refused, error).hint(hint))
+}
+
+/// What to do when not even a small context fits.
+fn advice_without_room(
+    directory: &ModelDirectory,
+    usage: &Usage,
+    budget: u64,
+    needed: &Needed,
+) -> anyhow::Result<String> {
+    if needed.model.weights_bytes > budget {
+        return Ok(format!(
+            "the weights alone are {}; take a smaller model or a smaller quantisation",
+            bytes(needed.model.weights_bytes)
+        ));
+    }
+    let small_batch = Usage { batch_rows: usage.batch_rows.min(64), ..*usage };
+    Ok(match largest_context(directory, &small_batch, budget, needed.context_tokens)? {
+        Some(context) => format!(
+            "a context of {context} tokens fits with smaller batches: -c {context} -ub {}",
+            small_batch.batch_rows
+        ),
+        None => "no context fits beside the weights; take a smaller model or free memory".to_owned(),
+    })
+}
+
+/// An upper estimate of the memory for intermediate values of one batch: hidden states, the wide
+/// vectors of attention and feed-forward, masks of half-precision, and logits of one row per slot.
+fn compute_bytes(directory: &ModelDirectory, usage: &Usage, context_tokens: u64) -> u64 {
+    const FLOAT_BYTES: u64 = 4;
+    const HALF_BYTES: u64 = 2;
+    let hyper = &directory.hyper;
+    let widest = |of: fn(&motley_model::LayerShape) -> usize| {
+        hyper.layers.iter().map(of).max().unwrap_or(0) as u64
+    };
+    let embedding = hyper.embedding_length as u64;
+    let attention = widest(|layer| layer.head_count) * hyper.key_length as u64;
+    let feed_forward = widest(|layer| layer.feed_forward_length);
+    // What is live at once: three hidden states, queries before and after rotation and the result
+    // of attention, gate and up with their product.
+    let row_elements = 3 * embedding + 3 * attention + 3 * feed_forward;
+    let rows = usage.batch_rows.min(context_tokens);
+    // Kernels convert a matrix's input to the type of its products, in a buffer of their own.
+    let converted = rows.saturating_mul(feed_forward.max(embedding)).saturating_mul(FLOAT_BYTES);
+    let masks = rows.saturating_mul(context_tokens.next_multiple_of(CONTEXT_STEP));
+    let logits = usage.slots.saturating_mul(hyper.vocabulary_size as u64);
+    rows.saturating_mul(row_elements)
+        .saturating_mul(FLOAT_BYTES)
+        .saturating_add(converted)
+        .saturating_add(masks.saturating_mul(HALF_BYTES * 2))
+        .saturating_add(logits.saturating_mul(FLOAT_BYTES * 2))
+}
+
+fn cache_type(cache: CacheElement) -> TensorType {
+    match cache {
+        CacheElement::F16 => TensorType::F16,
+        CacheElement::Q8_0 => TensorType::Q8_0,
+    }
+}

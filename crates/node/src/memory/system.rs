@@ -1,0 +1,172 @@
+//! What the operating system says about memory.
+
+use std::fs;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use std::path::{Path, PathBuf};
+
+/// The most memory this process has had resident, if the system tells.
+pub(crate) fn peak_resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    kilobytes(&status, "VmHWM:")
+}
+
+/// Memory that a new program can use: what the system calls available, or what the limits of the
+/// control groups around this process leave, whichever is less.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn available_bytes() -> Option<u64> {
+    let machine =
+        fs::read_to_string("/proc/meminfo").ok().and_then(|text| kilobytes(&text, "MemAvailable:"));
+    let groups = group_folders().into_iter().filter_map(|folder| group_headroom(&folder));
+    machine.into_iter().chain(groups).min()
+}
+
+/// Memory that a new program can use.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn available_bytes() -> Option<u64> {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    Some(system.available_memory()).filter(|bytes| *bytes > 0)
+}
+
+/// The value of a line such as `MemAvailable:  123 kB`.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Folders of the control groups that limit this process, each with all above it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn group_folders() -> Vec<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut folders = Vec::new();
+    for mount in mounts.lines().filter_map(Mount::parse) {
+        let group = groups.lines().find_map(|line| mount.group_of(line));
+        let Some(inside) = group else { continue };
+        // In a container the group's path may lie outside what is mounted; the mount's own root
+        // is the group then.
+        let inside = Path::new(inside).strip_prefix(mount.root).unwrap_or(Path::new(""));
+        let leaf = mount.point.join(inside);
+        folders.extend(
+            leaf.ancestors()
+                .take_while(|folder| folder.starts_with(&mount.point))
+                .map(Path::to_owned),
+        );
+    }
+    folders
+}
+
+/// A mounted hierarchy of control groups that may limit memory.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+#[derive(Debug, PartialEq, Eq)]
+struct Mount<'m> {
+    /// Which group is mounted.
+    root: &'m str,
+    point: PathBuf,
+    unified: bool,
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+impl<'m> Mount<'m> {
+    /// Reads a line of `/proc/self/mountinfo`: id, parent, device, root, point, options, optional
+    /// fields, a dash, type, source, options of the file system.
+    fn parse(line: &'m str) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(3);
+        let (root, point) = (left.next()?, left.next()?);
+        let mut right = right.split(' ');
+        let (kind, _, options) = (right.next()?, right.next()?, right.next()?);
+        let unified = match kind {
+            "cgroup2" => true,
+            "cgroup" if options.split(',').any(|option| option == "memory") => false,
+            _ => return None,
+        };
+        Some(Self { root, point: point.into(), unified })
+    }
+
+    /// The path of the process's group, if a line of `/proc/self/cgroup` is about this hierarchy.
+    fn group_of(&self, line: &'m str) -> Option<&'m str> {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let ours = if self.unified {
+            controllers.is_empty()
+        } else {
+            controllers.split(',').any(|controller| controller == "memory")
+        };
+        ours.then_some(path)
+    }
+}
+
+/// What a group's limit leaves, if it has one. Files in the page cache count as free: they are
+/// dropped before anything is refused.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn group_headroom(folder: &Path) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let (limit, used, file_keys) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?, ["active_file ", "inactive_file "]),
+        None => (
+            number("memory.limit_in_bytes")?,
+            number("memory.usage_in_bytes")?,
+            ["total_active_file ", "total_inactive_file "],
+        ),
+    };
+    let statistics = read("memory.stat").unwrap_or_default();
+    let files: u64 = statistics
+        .lines()
+        .filter_map(|line| file_keys.iter().find_map(|key| line.strip_prefix(key)))
+        .filter_map(|value| value.trim().parse::<u64>().ok())
+        .sum();
+    Some(limit.saturating_sub(used.saturating_sub(files)))
+}
+
+#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kilobyte_lines_are_read() {
+        let text = "MemTotal:  100 kB\nMemAvailable:    7 kB\nVmHWM: x kB\n";
+        assert_eq!(kilobytes(text, "MemAvailable:"), Some(7 * 1024));
+        assert_eq!(kilobytes(text, "VmHWM:"), None);
+        assert_eq!(kilobytes(text, "Swap:"), None);
+    }
+
+    #[test]
+    fn both_kinds_of_control_groups_are_found() {
+        let unified = "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        let memory = "35 30 0:31 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
+        let processors = "36 30 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
+        let mount = Mount::parse(unified).unwrap();
+        assert!(mount.unified);
+        assert_eq!(mount.group_of("0::/user.slice/a"), Some("/user.slice/a"));
+        assert_eq!(mount.group_of("5:memory:/docker/abc"), None);
+        let mount = Mount::parse(memory).unwrap();
+        assert_eq!((mount.root, mount.unified), ("/docker/abc", false));
+        assert_eq!(mount.group_of("5:memory:/docker/abc"), Some("/docker/abc"));
+        assert_eq!(Mount::parse(processors), None);
+    }
+
+    #[test]
+    fn a_limit_leaves_what_is_not_used_and_what_files_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        assert_eq!(group_headroom(folder.path()), None);
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.usage_in_bytes", "700\n");
+        write("memory.stat", "active_file 5\ntotal_active_file 100\ntotal_inactive_file 50\n");
+        assert_eq!(group_headroom(folder.path()), Some(450));
+        write("memory.max", "max\n");
+        assert_eq!(group_headroom(folder.path()), Some(450));
+        write("memory.max", "2000\n");
+        write("memory.current", "1500\n");
+        write("memory.stat", "anon 1\nactive_file 10\ninactive_file 20\n");
+        assert_eq!(group_headroom(folder.path()), Some(530));
+    }
+
+    #[test]
+    fn this_process_has_been_resident_and_there_is_memory() {
+        assert!(peak_resident_bytes().unwrap() > 100_000);
+        assert!(available_bytes().unwrap() > 1_000_000);
+    }
+}

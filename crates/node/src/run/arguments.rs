@@ -1,0 +1,128 @@
+//! The words of `motley run`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use motley_engine::CacheElement;
+
+use crate::terminal;
+
+/// Arguments of `motley run`.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "motley run [OPTIONS] <MODEL> [PROMPT]...")]
+#[command(after_help = "Without a prompt it chats; a pipe is read as the prompt or joined to it.")]
+pub(crate) struct Arguments {
+    /// A GGUF file, or a name in the folder of models; then the prompt
+    #[arg(value_names = ["MODEL", "PROMPT"], num_args = 0..)]
+    pub(super) words: Vec<String>,
+    /// The model, instead of the first word
+    #[arg(short, long)]
+    pub(super) model: Option<String>,
+    /// The prompt, instead of the words
+    #[arg(short, long)]
+    pub(super) prompt: Option<String>,
+    /// Folder of models
+    #[arg(long, value_name = "DIR")]
+    pub(super) models: Option<PathBuf>,
+    /// What the model is told before everything else
+    #[arg(long, value_name = "TEXT")]
+    pub(super) system: Option<String>,
+    /// Continue the text as it is, without the chat template
+    #[arg(long, conflicts_with = "system")]
+    pub(super) no_template: bool,
+    /// Tokens of context; 0 for all that the model knows [default: up to 4096]
+    #[arg(short = 'c', long = "ctx-size", value_name = "N")]
+    pub(super) context: Option<u64>,
+    /// Tokens of the answer at most; -1 until the context is full [default: -1]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
+    pub(super) predict: Option<i64>,
+    /// Text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(super) stop: Vec<String>,
+    /// Go on where the model would end
+    #[arg(long)]
+    pub(super) ignore_eos: bool,
+    /// Seed of the random numbers; -1 for another each time [default: -1]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    pub(super) seed: Option<i64>,
+    /// Temperature, 0 to 2; 0 takes the likeliest token
+    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    pub(super) temp: f32,
+    /// Choose among this many likeliest tokens; 0 among all
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub(super) top_k: u32,
+    /// Choose among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "X", default_value_t = 0.95)]
+    pub(super) top_p: f32,
+    /// Drop tokens less likely than this part of the likeliest
+    #[arg(long, value_name = "X", default_value_t = 0.05)]
+    pub(super) min_p: f32,
+    /// Make tokens that occurred less likely; 1 is off
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(super) repeat_penalty: f32,
+    /// How many tokens the repeat penalty looks back
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) repeat_last_n: u32,
+    /// Penalty for tokens of the answer, once
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(super) presence_penalty: f32,
+    /// Penalty for tokens of the answer, each time
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(super) frequency_penalty: f32,
+    /// Compute threads [default: one per core]
+    #[arg(short, long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+    /// Must equal --threads: prompt and answer share one pool
+    #[arg(long, value_name = "N", hide = true)]
+    pub(super) threads_batch: Option<usize>,
+    /// Tokens computed at once; the smaller of this and --ubatch-size (-ub)
+    #[arg(short, long, value_name = "N", default_value_t = 2048)]
+    pub(super) batch_size: usize,
+    /// Tokens computed at once (-ub)
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(super) ubatch_size: usize,
+    /// How keys and values are cached (-ctk) [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub(super) cache_type_k: Option<CacheType>,
+    /// The same as -ctk: both have one type (-ctv)
+    #[arg(long, value_name = "TYPE", hide = true)]
+    pub(super) cache_type_v: Option<CacheType>,
+    /// How weights lie in memory: measured at load, or as in the file
+    #[arg(long, value_name = "LAYOUT", default_value = "measured")]
+    pub(super) layout: LayoutName,
+    /// Memory that may be used, such as 4G [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
+    pub(super) memory: Option<u64>,
+    /// Print speeds and memory after each answer
+    #[arg(long)]
+    pub(super) verbose: bool,
+}
+
+/// How keys and values are cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheType {
+    /// 16-bit floats.
+    F16,
+    /// Blocks of 8-bit numbers: half the memory.
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl CacheType {
+    /// The engine's name for it.
+    pub(crate) fn element(self) -> CacheElement {
+        match self {
+            Self::F16 => CacheElement::F16,
+            Self::Q8_0 => CacheElement::Q8_0,
+        }
+    }
+}
+
+/// How weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LayoutName {
+    /// The faster of the layouts, measured for each type when the model is loaded.
+    Measured,
+    /// As in the file.
+    Plain,
+}

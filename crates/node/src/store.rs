@@ -1,0 +1,142 @@
+//! Where models lie, and which file a name means.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Kind};
+
+/// How alike two names must be, from 0 to 1, for one to be offered for the other.
+const LIKENESS_MIN: f64 = 0.6;
+
+/// Names offered at most.
+const NAMES_OFFERED_MAX: usize = 5;
+
+/// The folder of models: the one given, else the user's data folder.
+pub(crate) fn folder(given: Option<PathBuf>) -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    given.or_else(|| {
+        absolute("XDG_DATA_HOME")
+            .or_else(|| absolute("HOME").map(|home| home.join(".local").join("share")))
+            .or_else(|| absolute("LOCALAPPDATA"))
+            .map(|data| data.join("motley").join("models"))
+    })
+}
+
+/// The file that `name` means: a path to a file, or the name of a model in `folder`, without
+/// regard to case and with or without its extension.
+///
+/// # Errors
+/// When there is no such file, with the names that are near.
+pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Failure> {
+    let path = PathBuf::from(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    let looks_like_path = path.components().count() > 1 || is_gguf(&path);
+    let known = folder.map(names_in).unwrap_or_default();
+    let wanted = stem(name);
+    if let Some((_, file)) = known.iter().find(|(known, _)| *known == wanted) {
+        return Ok(file.clone());
+    }
+    if looks_like_path {
+        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = anyhow::Error::from(missing).context(format!("cannot open {name}"));
+        return Err(Failure::new(Kind::NotFound, error).hint(advice(&wanted, &known, folder)));
+    }
+    let error = anyhow::anyhow!("no model is called '{name}'");
+    Err(Failure::new(Kind::NotFound, error).hint(advice(&wanted, &known, folder)))
+}
+
+/// Names and files of the models in a folder, by name. Of a split model the first part counts.
+fn names_in(folder: &Path) -> Vec<(String, PathBuf)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<(String, PathBuf)> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| is_gguf(path))
+        .filter_map(|path| Some((stem(path.file_name()?.to_str()?), path)))
+        .collect();
+    names.sort();
+    names.dedup_by(|later, earlier| later.0 == earlier.0);
+    names
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// The name of a file as it is compared: no folder, no extension, no part number, lower case.
+fn stem(name: &str) -> String {
+    let name = name.rsplit(['/', '\\']).next().unwrap_or(name).to_lowercase();
+    let name = name.strip_suffix(".gguf").unwrap_or(&name);
+    match name.rsplit_once("-of-").and_then(|(rest, _)| rest.rsplit_once('-')) {
+        Some((base, number)) if number.len() == 5 && number.bytes().all(|b| b.is_ascii_digit()) => {
+            base.to_owned()
+        }
+        _ => name.to_owned(),
+    }
+}
+
+fn advice(wanted: &str, known: &[(String, PathBuf)], folder: Option<&Path>) -> String {
+    let Some(folder) = folder else {
+        return "give the path of a GGUF file, or a folder of them with --models".to_owned();
+    };
+    if known.is_empty() {
+        return format!(
+            "give the path of a GGUF file, or put one into {} (--models names another folder)",
+            folder.display()
+        );
+    }
+    let near = near_names(wanted, known.iter().map(|(name, _)| name.as_str()));
+    match near.as_slice() {
+        [] => {
+            let some: Vec<&str> =
+                known.iter().take(NAMES_OFFERED_MAX).map(|(name, _)| name.as_str()).collect();
+            format!("{} holds {}", folder.display(), some.join(", "))
+        }
+        near => format!("did you mean {}?", near.join(" or ")),
+    }
+}
+
+/// Names that begin with or contain the wanted one, or are spelled like it; the nearest first.
+fn near_names<'n>(wanted: &str, known: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
+    let mut scored: Vec<(f64, &str)> = known
+        .map(|name| {
+            let part = if name.contains(wanted) { 1.0 } else { 0.0 };
+            // A short name is compared with as much of the long one.
+            let start: String = name.chars().take(wanted.chars().count()).collect();
+            let spelled = strsim::normalized_damerau_levenshtein(wanted, &start);
+            (f64::max(part, spelled), name)
+        })
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(NAMES_OFFERED_MAX).map(|(_, name)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stems_are_compared_without_case_extension_and_part() {
+        for (name, expected) in [
+            ("SmolLM2-135M.Q4_1.gguf", "smollm2-135m.q4_1"),
+            ("SMOLLM2-135m.q4_1", "smollm2-135m.q4_1"),
+            ("Llama-70B-00001-of-00003.gguf", "llama-70b"),
+            ("state-of-the-art.GGUF", "state-of-the-art"),
+            ("a/b/Model.gguf", "model"),
+        ] {
+            assert_eq!(stem(name), expected);
+        }
+    }
+
+    #[test]
+    fn near_names_are_found_by_part_and_by_spelling() {
+        let known = ["gemma-3-270m-it.q4_k_m", "qwen2.5-coder-0.5b", "smollm2-135m-instruct.q4_1"];
+        let near = |wanted| near_names(wanted, known.into_iter());
+        assert_eq!(near("smollm2"), ["smollm2-135m-instruct.q4_1"]);
+        assert_eq!(near("smolm2"), ["smollm2-135m-instruct.q4_1"]);
+        assert_eq!(near("270m"), ["gemma-3-270m-it.q4_k_m"]);
+        assert_eq!(near("mixtral"), <[&str; 0]>::default());
+    }
+}
