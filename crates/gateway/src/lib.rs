@@ -17,6 +17,7 @@ mod gateway;
 mod guard;
 
 mod llama;
+mod ollama;
 mod openai;
 
 mod choices;

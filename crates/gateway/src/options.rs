@@ -132,7 +132,8 @@ pub(crate) fn read_length(fields: &Fields<'_>, least: u32) -> Result<AskedLength
     })
 }
 
-fn read_stop(
+/// Reads `stop` and `stop_token_ids`.
+pub(crate) fn read_stop(
     fields: &Fields<'_>,
     card: &ModelCard,
     limits: &Limits,
@@ -172,7 +173,8 @@ pub(crate) fn read_token(
     })
 }
 
-fn read_sampling(
+/// Reads how tokens are drawn, with OpenAI's defaults.
+pub(crate) fn read_sampling(
     fields: &Fields<'_>,
     card: &ModelCard,
     limits: &Limits,

@@ -12,7 +12,7 @@ use crate::config::GatewayConfig;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::guard::{Policy, check_key, guard};
-use crate::{llama, openai};
+use crate::{llama, ollama, openai};
 
 /// One line of the table.
 #[derive(Clone, Copy)]
@@ -58,6 +58,13 @@ const ROUTES: &[Route] = &[
     route!(POST "/tokenize" Key llama::tokenize),
     route!(POST "/detokenize" Key llama::detokenize),
     route!(POST "/apply-template" Key llama::apply_template),
+    route!(POST "/api/chat" Key ollama::chat),
+    route!(POST "/api/generate" Key ollama::generate),
+    route!(POST "/api/embed" Key ollama::embed),
+    route!(GET "/api/tags" Key ollama::list_models),
+    route!(GET "/api/ps" Key ollama::running_models),
+    route!(POST "/api/show" Key ollama::show_model),
+    route!(GET "/api/version" Key ollama::version),
 ];
 
 /// The table of routes without its handlers, for documentation and tests.

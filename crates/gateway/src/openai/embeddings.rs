@@ -149,7 +149,7 @@ pub(crate) async fn embed_texts(
 }
 
 /// The first `dimensions` numbers, brought back to unit length as OpenAI does.
-fn shorten(mut vector: Vec<f32>, dimensions: Option<u32>) -> Vec<f32> {
+pub(crate) fn shorten(mut vector: Vec<f32>, dimensions: Option<u32>) -> Vec<f32> {
     let Some(dimensions) = dimensions else { return vector };
     if vector.len() > dimensions as usize {
         vector.truncate(dimensions as usize);

@@ -27,6 +27,8 @@ pub enum Step {
     Wait(Duration),
     Say(&'static str),
     Think(&'static str),
+    /// A tool call with these arguments.
+    Call(&'static str, &'static str),
     Fail(Failure),
     Abandon,
     /// Draws text for ever, as fast as the reader takes it.
@@ -204,7 +206,7 @@ async fn play(
     mut steps: VecDeque<Step>,
     sent: &AtomicU32,
 ) -> Result<(), Cancelled> {
-    let mut drawn = 0;
+    let (mut drawn, mut calls) = (0, 0);
     while let Some(step) = steps.pop_front() {
         let content = match step {
             Step::Wait(time) => {
@@ -226,6 +228,13 @@ async fn play(
                 steps.push_front(Step::Flood);
                 sent.fetch_add(1, Ordering::SeqCst);
                 Content::Text("flood ".repeat(100))
+            }
+            Step::Call(name, arguments) => {
+                let content = Content::CallStart { call: calls, name: name.to_owned() };
+                let start = Delta::Piece { content, drawn: Vec::new() };
+                sink.send(start).await.map_err(|_| Cancelled)?;
+                calls += 1;
+                Content::CallArguments { call: calls - 1, text: arguments.to_owned() }
             }
             Step::Say(text) => Content::Text(text.to_owned()),
             Step::Think(text) => Content::Reasoning(text.to_owned()),

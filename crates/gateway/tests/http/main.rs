@@ -8,4 +8,5 @@ mod fake;
 mod guard;
 mod hostile;
 mod llama;
+mod ollama;
 mod streams;
