@@ -13,6 +13,7 @@ mod cache;
 mod engine;
 mod graphs;
 mod layout;
+mod maker;
 mod masks;
 mod model;
 mod rows;
@@ -24,6 +25,11 @@ pub use engine::{
     Engine, EngineMemory, EngineOptions, Entering, LayoutChoice, LoadError, Step, StepError, Wanted,
 };
 pub use layout::Layout;
+pub use maker::{
+    ExpertShape, FileType, Llama3Stretch, MadeModel, MakeError, ModelRecipe, ModelShape,
+    SlidingWindowShape, UnknownFileType, UnknownPreset, make_model, make_model_file, preset,
+    preset_names,
+};
 pub use model::{Model, OpenError, VocabularyLoadError};
 pub use rows::{Row, RowsError};
 pub use sampling::{

@@ -18,13 +18,26 @@ impl PositionedRandom {
 
     /// 64 random bits for draw number `draw` at `position`.
     pub fn bits(&self, position: u64, draw: u64) -> u64 {
-        let place = finalise(self.key ^ position.wrapping_mul(GOLDEN_GAMMA));
-        finalise(place.wrapping_add(draw.wrapping_add(1).wrapping_mul(GOLDEN_GAMMA)))
+        let steps = draw.wrapping_add(1);
+        finalise(self.place(position).wrapping_add(steps.wrapping_mul(GOLDEN_GAMMA)))
+    }
+
+    /// The bits of draws 0, 1, 2 … at `position`, faster than one by one.
+    pub(crate) fn sequence(&self, position: u64) -> impl Iterator<Item = u64> {
+        let mut state = self.place(position);
+        std::iter::repeat_with(move || {
+            state = state.wrapping_add(GOLDEN_GAMMA);
+            finalise(state)
+        })
     }
 
     /// Uniform number in [0, 1) with 53 random bits.
     pub fn uniform(&self, position: u64, draw: u64) -> f64 {
         (self.bits(position, draw) >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
+    }
+
+    fn place(&self, position: u64) -> u64 {
+        finalise(self.key ^ position.wrapping_mul(GOLDEN_GAMMA))
     }
 }
 
@@ -65,6 +78,13 @@ mod tests {
             (0..3).map(|position| format!("{:.15}", random.uniform(position, 0))).collect();
         expect!["0.772056490520245 0.333029937458421 0.797235924432551"]
             .assert_eq(&numbers.join(" "));
+    }
+
+    #[test]
+    fn a_sequence_is_the_draws_of_its_position() {
+        let random = PositionedRandom::new(3);
+        let draws: Vec<u64> = (0..5).map(|draw| random.bits(9, draw)).collect();
+        assert_eq!(random.sequence(9).take(5).collect::<Vec<u64>>(), draws);
     }
 
     #[test]
