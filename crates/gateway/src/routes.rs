@@ -94,3 +94,72 @@ pub fn router(backend: Arc<dyn Backend>, config: GatewayConfig) -> Router {
         .layer(from_fn_with_state(Arc::clone(&gateway), guard))
         .with_state(gateway)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::limits::Limits;
+    use crate::openai::{CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS};
+    use crate::options::OPTION_FIELDS;
+
+    fn document() -> Value {
+        serde_json::from_str(include_str!("../openapi.json")).unwrap()
+    }
+
+    #[test]
+    fn the_openapi_file_has_every_route_with_its_policy_and_no_other() {
+        let document = document();
+        let mut documented = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let policy = operation["x-policy"].as_str().unwrap().to_owned();
+                let open = operation["security"].as_array().unwrap().is_empty();
+                assert_eq!(open, policy == "public", "{path}");
+                documented.insert((path.clone(), method.to_uppercase(), policy));
+            }
+        }
+        let served = route_policies().into_iter().map(|route| {
+            let policy = match route.policy {
+                Policy::Public => "public",
+                Policy::Key => "key",
+                Policy::KeyUnlessLoopback => "key_unless_loopback",
+                Policy::Admin => "admin",
+            };
+            (route.path.replace("{*", "{"), route.method.to_owned(), policy.to_owned())
+        });
+        assert_eq!(documented, served.collect());
+        assert_eq!(documented.len(), ROUTES.len(), "no route is listed twice");
+    }
+
+    #[test]
+    fn the_openapi_file_has_every_known_field_and_its_limits() {
+        let document = document();
+        let schema = |name: &str| document["components"]["schemas"][name]["properties"].clone();
+        for (name, known) in [
+            ("ChatRequest", [&OPTION_FIELDS[..], &CHAT_FIELDS[..]].concat()),
+            ("CompletionRequest", [&OPTION_FIELDS[..], &COMPLETION_FIELDS[..]].concat()),
+            ("EmbeddingRequest", EMBEDDING_FIELDS.to_vec()),
+        ] {
+            let properties = schema(name);
+            let documented: BTreeSet<&str> =
+                properties.as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(documented, known.into_iter().collect(), "{name}");
+        }
+        let chat = schema("ChatRequest");
+        let limits = Limits::DEFAULT;
+        for (field, keyword, limit) in [
+            ("n", "maximum", limits.choices as usize),
+            ("top_logprobs", "maximum", limits.top_logprobs.into()),
+            ("messages", "maxItems", limits.messages),
+            ("tools", "maxItems", limits.tools),
+            ("stop_token_ids", "maxItems", limits.stops),
+            ("logit_bias", "maxProperties", limits.logit_bias),
+        ] {
+            assert_eq!(chat[field][keyword], limit, "{field}");
+        }
+    }
+}

@@ -5,6 +5,7 @@ mod chat;
 mod client;
 mod completions;
 mod fake;
+mod fields;
 mod guard;
 mod hostile;
 mod llama;
