@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::{Failure, GenerationRequest};
-use crate::error::ApiError;
+use crate::backend::{Constraint, Failure, GenerationRequest, KeyId};
+use crate::error::{About, ApiError};
 use crate::gateway::{Gateway, RequestContext};
-use crate::messages::SCHEMA_PARAM;
 use crate::metrics::{ModelMetrics, Outcome};
+use crate::request_log::{EndedGeneration, GenerationEnd, SharedLog};
 use crate::token_stream::{Content, Delta, Drawn, Finished, TokenEvent, TokenStream, TokenUsage};
 
 /// Running generations, by choice index. Dropping them cancels what has not ended.
@@ -24,6 +24,14 @@ pub(crate) struct Choices {
     /// When each choice last gave a token.
     last_token: Vec<Option<Instant>>,
     metrics: ModelMetrics,
+    owner: Owner,
+}
+
+/// Whose generations these are, for the log.
+struct Owner {
+    id: String,
+    key: Option<KeyId>,
+    log: SharedLog,
 }
 
 /// When waiting for the next event becomes a failure.
@@ -48,22 +56,28 @@ impl Watch {
 }
 
 impl Choices {
-    /// Submits every request, or none: a refusal cancels those admitted before it.
+    /// Submits every request, or none: a refusal cancels those admitted before it. `about` says
+    /// which members of the client's request a refusal is about.
     pub(crate) async fn start(
         gateway: &Gateway,
         context: &RequestContext,
         requests: Vec<GenerationRequest>,
+        about: About,
     ) -> Result<Self, ApiError> {
         let model = requests.first().map_or("", |request| &request.model);
         let metrics = gateway.metrics.of_model(model);
         let mut streams = Vec::with_capacity(requests.len());
         for request in requests {
-            let schema_param = if request.tools.is_some() { "tools" } else { SCHEMA_PARAM };
+            // Without a constraint, the only schemas are those of tools.
+            let schema = match request.constraint {
+                Constraint::Free => "tools",
+                Constraint::JsonObject | Constraint::JsonSchema { .. } => about.schema,
+            };
             match gateway.backend.submit(request).await {
                 Ok(stream) => streams.push(stream),
                 Err(refusal) => {
                     metrics.ended(Outcome::Refused);
-                    return Err(ApiError::from_refusal(refusal, schema_param));
+                    return Err(ApiError::from_refusal(refusal, About { schema, ..about }));
                 }
             }
         }
@@ -77,7 +91,9 @@ impl Choices {
         };
         let ended = vec![false; streams.len()];
         let last_token = vec![None; streams.len()];
-        Ok(Self { streams, ended, turn: 0, watch, last_token, metrics })
+        let (id, log) = (context.id.clone(), gateway.config.log.clone());
+        let owner = Owner { id, key: context.key, log };
+        Ok(Self { streams, ended, turn: 0, watch, last_token, metrics, owner })
     }
 
     /// How many there are, ended or not.
@@ -127,13 +143,25 @@ impl Choices {
             TokenEvent::Finished(finished) => {
                 self.ended[choice] = true;
                 self.metrics.finished(finished, now - self.watch.started);
+                self.log(GenerationEnd::Finished(finished));
             }
-            TokenEvent::Failed(_) => {
+            TokenEvent::Failed(failure) => {
                 self.ended[choice] = true;
                 self.metrics.ended(Outcome::Failed);
+                self.log(GenerationEnd::Failed(failure));
             }
         }
         self.watch.last = Some(now);
+    }
+
+    fn log(&self, end: GenerationEnd<'_>) {
+        self.owner.log.generation_ended(&EndedGeneration {
+            id: &self.owner.id,
+            model: self.metrics.model(),
+            key: self.owner.key,
+            end,
+            took: self.watch.started.elapsed(),
+        });
     }
 }
 
@@ -141,6 +169,7 @@ impl Drop for Choices {
     fn drop(&mut self) {
         for _ in self.ended.iter().filter(|ended| !**ended) {
             self.metrics.ended(Outcome::Cancelled);
+            self.log(GenerationEnd::Cancelled);
         }
     }
 }

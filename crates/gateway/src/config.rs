@@ -9,6 +9,7 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::backend::KeyId;
 use crate::limits::Limits;
+use crate::request_log::SharedLog;
 
 /// Everything about a gateway that is not its backend.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct GatewayConfig {
     pub id_seed: u64,
     /// Reads the wall clock.
     pub clock: UnixClock,
+    /// Told about every request.
+    pub log: SharedLog,
 }
 
 /// Which names metrics are exported under.

@@ -42,7 +42,12 @@ pub(crate) enum ApiError {
         "this model's context holds {context_tokens} tokens, but {prompt_tokens} prompt and \
          {answer_tokens} answer tokens were asked for; shorten the messages or the answer"
     )]
-    ContextLengthExceeded { prompt_tokens: u64, answer_tokens: u64, context_tokens: u32 },
+    ContextLengthExceeded {
+        param: &'static str,
+        prompt_tokens: u64,
+        answer_tokens: u64,
+        context_tokens: u32,
+    },
     #[error("no API key was given; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     KeyMissing,
     #[error("the API key is not known here")]
@@ -75,6 +80,22 @@ pub(crate) enum ApiError {
     TimedOut { limit: Duration },
     #[error("the server failed to compute an answer")]
     Failed,
+}
+
+/// The members of a request that a backend's complaints are about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About {
+    /// Holds the prompt.
+    pub(crate) prompt: &'static str,
+    /// Holds the schema to be forced, if there is one.
+    pub(crate) schema: &'static str,
+}
+
+impl About {
+    /// One member that holds everything the backend sees.
+    pub(crate) fn member(param: &'static str) -> Self {
+        Self { prompt: param, schema: param }
+    }
 }
 
 /// When to try again after the cluster has lost a device or is restarting.
@@ -116,8 +137,8 @@ impl ApiError {
         }})
     }
 
-    /// Puts a backend's complaint about a schema or template at the field it came from.
-    pub(crate) fn from_refusal(refusal: Refusal, schema_param: &str) -> Self {
+    /// Puts a backend's complaint at the member it is about.
+    pub(crate) fn from_refusal(refusal: Refusal, about: About) -> Self {
         match refusal {
             Refusal::QueueFull { waiting, retry_after } => Self::QueueFull { waiting, retry_after },
             Refusal::KeyQueueFull { waiting, retry_after } => {
@@ -125,6 +146,7 @@ impl ApiError {
             }
             Refusal::ContextExceeded { prompt_tokens, answer_tokens, context_tokens } => {
                 Self::ContextLengthExceeded {
+                    param: about.prompt,
                     prompt_tokens: prompt_tokens.into(),
                     answer_tokens: answer_tokens.into(),
                     context_tokens,
@@ -136,7 +158,7 @@ impl ApiError {
                 Self::unsupported(param, format!("this model or build has no {feature}"))
             }
             Refusal::Schema { pointer, problem } => {
-                Self::unsupported(schema_param, format!("at {pointer:?}: {problem}"))
+                Self::unsupported(about.schema, format!("at {pointer:?}: {problem}"))
             }
             Refusal::Template { problem } => {
                 Self::invalid("messages", format!("are refused by the chat template: {problem}"))
@@ -189,7 +211,7 @@ impl ApiError {
             | Self::Invalid { param, .. }
             | Self::Unsupported { param, .. } => Some(param),
             Self::NoSuchModel => Some("model"),
-            Self::ContextLengthExceeded { .. } => Some("messages"),
+            Self::ContextLengthExceeded { param, .. } => Some(param),
             _ => None,
         }
     }

@@ -19,6 +19,7 @@ use crate::config::{Exposure, KeyRing, Scope};
 use crate::error::ApiError;
 use crate::gateway::{Gateway, RequestContext};
 use crate::limits::REQUEST_ID_BYTES;
+use crate::request_log::AnsweredRequest;
 
 /// Who may use a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,7 @@ pub(crate) async fn guard(
 ) -> Response {
     let received = Instant::now();
     let id = offered_id(request.headers()).unwrap_or_else(|| gateway.new_id("req_"));
+    let method = request.method().clone();
     let ollama = request.uri().path().starts_with("/api/");
     let mut response = match admit(&gateway, &request) {
         Err(error) => error.into_response(),
@@ -63,10 +65,19 @@ pub(crate) async fn guard(
             response
         }
     };
-    if ollama && let Some(error) = response.extensions().get::<ApiError>() {
+    let problem = response.extensions().get::<ApiError>().map(ToString::to_string);
+    if ollama && let Some(problem) = &problem {
         // Ollama's clients expect a text where OpenAI's expect an object.
-        *response.body_mut() = Body::from(json!({"error": error.to_string()}).to_string());
+        *response.body_mut() = Body::from(json!({"error": problem}).to_string());
     }
+    gateway.config.log.answered(&AnsweredRequest {
+        id: &id,
+        method: method.as_str(),
+        route: response.extensions().get::<Reached>().map(|reached| reached.0),
+        status: response.status().as_u16(),
+        problem: problem.as_deref(),
+        took: received.elapsed(),
+    });
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
         headers.insert(REQUEST_ID, id);
@@ -78,17 +89,35 @@ pub(crate) async fn guard(
     response
 }
 
+/// What stands before one route.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) path: &'static str,
+    pub(crate) policy: Policy,
+}
+
+/// The path of the route a request reached, left on its response for the log.
+#[derive(Clone, Copy)]
+struct Reached(&'static str);
+
 /// The layer of one route: checks the key and tells the handler whose it is.
 pub(crate) async fn check_key(
-    State((gateway, policy)): State<(Arc<Gateway>, Policy)>,
+    State(door): State<Door>,
     mut request: Request,
     next: Next,
-) -> Result<Response, ApiError> {
-    let key = authorise(&gateway, policy, request.headers())?;
-    if let Some(context) = request.extensions_mut().get_mut::<RequestContext>() {
-        context.key = key;
-    }
-    Ok(next.run(request).await)
+) -> Response {
+    let mut response = match authorise(&door.gateway, door.policy, request.headers()) {
+        Err(error) => error.into_response(),
+        Ok(key) => {
+            if let Some(context) = request.extensions_mut().get_mut::<RequestContext>() {
+                context.key = key;
+            }
+            next.run(request).await
+        }
+    };
+    response.extensions_mut().insert(Reached(door.path));
+    response
 }
 
 /// A client's own request id, if it is safe to repeat in a header and a log.

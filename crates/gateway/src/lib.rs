@@ -31,6 +31,7 @@ mod schema;
 
 mod error;
 mod metrics;
+mod request_log;
 
 pub use backend::{
     Abilities, Backend, BackendMetrics, Caller, ChatMessage, ChatPrompt, Constraint,
@@ -45,6 +46,7 @@ pub use config::{
 };
 pub use guard::Policy;
 pub use limits::{HEADERS_TIMEOUT, Limits, QUEUE_REQUESTS, QUEUE_REQUESTS_PER_KEY, SchemaLimits};
+pub use request_log::{AnsweredRequest, EndedGeneration, GenerationEnd, RequestLog, SharedLog};
 pub use routes::{RoutePolicy, route_policies, router};
 pub use token_stream::{
     Alternative, Content, Delta, Drawn, FinishReason, Finished, SinkError, Timings, TokenEvent,

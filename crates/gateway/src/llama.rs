@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use crate::backend::{ChatPrompt, Health, ModelCard, SlotState, SpecialTokens};
-use crate::error::ApiError;
+use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::Gateway;
 use crate::json::read_object;
@@ -85,7 +85,8 @@ pub(crate) async fn tokenize(
     };
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     let tokens = gateway.backend.tokenize(card.id.clone(), text, special).await;
-    let tokens = tokens.map_err(|refusal| ApiError::from_refusal(refusal, "content"))?;
+    let tokens =
+        tokens.map_err(|refusal| ApiError::from_refusal(refusal, About::member("content")))?;
     let mut shown = Vec::with_capacity(tokens.len());
     for token in tokens {
         if !with_pieces {
@@ -93,7 +94,8 @@ pub(crate) async fn tokenize(
             continue;
         }
         let bytes = gateway.backend.detokenize(card.id.clone(), vec![token]).await;
-        let bytes = bytes.map_err(|refusal| ApiError::from_refusal(refusal, "content"))?;
+        let bytes =
+            bytes.map_err(|refusal| ApiError::from_refusal(refusal, About::member("content")))?;
         // A piece that is no text on its own is shown as its bytes, as llama-server does.
         let piece = String::from_utf8(bytes).map_or_else(|e| json!(e.into_bytes()), Value::from);
         shown.push(json!({"id": token.0, "piece": piece}));
@@ -112,7 +114,8 @@ pub(crate) async fn detokenize(
     let tokens = fields.required("tokens", list)?.iter();
     let tokens = tokens.map(|id| read_token(id, "tokens", &card)).collect::<Result<_, _>>()?;
     let bytes = gateway.backend.detokenize(card.id, tokens).await;
-    let bytes = bytes.map_err(|refusal| ApiError::from_refusal(refusal, "tokens"))?;
+    let bytes =
+        bytes.map_err(|refusal| ApiError::from_refusal(refusal, About::member("tokens")))?;
     Ok(json_response(&json!({"content": String::from_utf8_lossy(&bytes)})))
 }
 
@@ -132,7 +135,8 @@ pub(crate) async fn apply_template(
         variables: read_template_variables(&fields)?,
     };
     let rendered = gateway.backend.apply_template(card.id, prompt).await;
-    let rendered = rendered.map_err(|refusal| ApiError::from_refusal(refusal, "messages"))?;
+    let rendered =
+        rendered.map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?;
     Ok(json_response(&json!({"prompt": rendered.text})))
 }
 

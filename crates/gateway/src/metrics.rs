@@ -192,6 +192,10 @@ impl Metrics {
 }
 
 impl ModelMetrics {
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
     pub(crate) fn first_token(&self, waited: Duration) {
         self.first_token.observe(waited.as_secs_f64());
     }

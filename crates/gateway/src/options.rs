@@ -65,9 +65,11 @@ pub(crate) struct AskedLength {
 }
 
 impl AskedLength {
-    /// Settles the length once the prompt is known: `choices` answers share the context budget.
+    /// Settles the length once the prompt, read from `param`, is known: `choices` answers share the
+    /// context budget.
     pub(crate) fn settle(
         self,
+        param: &'static str,
         prompt_tokens: usize,
         choices: u32,
         card: &ModelCard,
@@ -77,6 +79,7 @@ impl AskedLength {
         let least = self.tokens_max.unwrap_or(1);
         if prompt_tokens + u64::from(least) > context {
             return Err(ApiError::ContextLengthExceeded {
+                param,
                 prompt_tokens,
                 answer_tokens: least.into(),
                 context_tokens: card.context_tokens,

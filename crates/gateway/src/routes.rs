@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::config::GatewayConfig;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
-use crate::guard::{Policy, check_key, guard};
+use crate::guard::{Door, Policy, check_key, guard};
 use crate::{llama, ollama, openai};
 
 /// One line of the table.
@@ -85,7 +85,9 @@ pub fn router(backend: Arc<dyn Backend>, config: GatewayConfig) -> Router {
     let gateway = Arc::new(Gateway::new(backend, config));
     let mut router = Router::new();
     for route in ROUTES {
-        let check = from_fn_with_state((Arc::clone(&gateway), route.policy), check_key);
+        let gateway = Arc::clone(&gateway);
+        let door = Door { gateway, path: route.path, policy: route.policy };
+        let check = from_fn_with_state(door, check_key);
         router = router.route(route.path, (route.handler)().route_layer(check));
     }
     router

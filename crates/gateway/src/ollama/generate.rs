@@ -15,7 +15,7 @@ use crate::backend::{
 };
 use crate::choices::{Choices, collect};
 use crate::config::UnixClock;
-use crate::error::ApiError;
+use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
 use crate::json::read_object;
@@ -53,16 +53,16 @@ pub(crate) async fn chat(
     let mut asked = read_asked(&fields, &card, limits)?;
     need_chat(&card)?;
     let messages = read_messages(&fields, limits)?;
+    let tools = read_tools(&fields, limits)?;
+    let variables = read_think(&fields)?.into_iter().collect();
     if messages.is_empty() {
         return Ok(json_response(&loaded(&gateway, Form::Chat, &card)));
     }
-    let tools = read_tools(&fields, limits)?;
     asked.request.tools = (!tools.is_empty()).then(|| ToolUse {
         tools: tools.clone(),
         choice: ToolChoice::Auto,
         parallel: true,
     });
-    let variables = read_think(&fields)?.into_iter().collect();
     let prompt = ChatPrompt { messages, tools, add_generation_prompt: true, variables };
     let tokens = render(&gateway, &card, prompt).await?;
     answer(&gateway, &context, asked, Prompted { form: Form::Chat, card, tokens }).await
@@ -80,19 +80,19 @@ pub(crate) async fn generate(
     refuse_images(&fields)?;
     let text = fields.text("prompt")?.unwrap_or_default().to_owned();
     let system = fields.text("system")?;
+    let raw = fields.flag("raw")?.unwrap_or(false);
+    let variables = read_think(&fields)?.into_iter().collect();
     if text.is_empty() {
         return Ok(json_response(&loaded(&gateway, Form::Generate, &card)));
     }
-    let raw = fields.flag("raw")?.unwrap_or(false);
     let tokens = if raw || !card.abilities.chat {
         let special = SpecialTokens { add: !raw, parse: true };
         let tokens = gateway.backend.tokenize(card.id.clone(), text, special).await;
-        tokens.map_err(|refusal| ApiError::from_refusal(refusal, "prompt"))?
+        tokens.map_err(|refusal| ApiError::from_refusal(refusal, About::member("prompt")))?
     } else {
         let said = |role, content| ChatMessage { role, content, ..ChatMessage::default() };
         let system = system.map(|system| said(Role::System, system.to_owned()));
         let messages = system.into_iter().chain([said(Role::User, text)]).collect();
-        let variables = read_think(&fields)?.into_iter().collect();
         let tools = Vec::new();
         let prompt = ChatPrompt { messages, tools, add_generation_prompt: true, variables };
         render(&gateway, &card, prompt).await?
@@ -106,7 +106,9 @@ async fn render(
     prompt: ChatPrompt,
 ) -> Result<Vec<TokenId>, ApiError> {
     let rendered = gateway.backend.apply_template(card.id.clone(), prompt).await;
-    Ok(rendered.map_err(|refusal| ApiError::from_refusal(refusal, "messages"))?.tokens)
+    Ok(rendered
+        .map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?
+        .tokens)
 }
 
 /// What both routes let a client choose.
@@ -131,7 +133,7 @@ async fn answer(
     let Prompted { form, card, tokens } = prompted;
     let mut request = asked.request;
     request.id.clone_from(&context.id);
-    request.length = asked.length.settle(tokens.len(), 1, &card)?;
+    request.length = asked.length.settle(form.prompt_field(), tokens.len(), 1, &card)?;
     request.caller = context.caller(None);
     request.prompt = tokens;
     let encoder = LineEncoder {
@@ -142,7 +144,8 @@ async fn answer(
         logprobs: request.logprobs.drawn.is_some(),
         call: None,
     };
-    let choices = Choices::start(gateway, context, vec![request]).await?;
+    let about = About { prompt: form.prompt_field(), schema: "format" };
+    let choices = Choices::start(gateway, context, vec![request], about).await?;
     if asked.stream {
         return stream_response(choices, encoder, &gateway.config.limits).await;
     }
@@ -177,7 +180,7 @@ fn read_asked(fields: &Fields<'_>, card: &ModelCard, limits: &Limits) -> Result<
         id: String::new(),
         model: card.id.clone(),
         prompt: Vec::new(),
-        length: length.settle(0, 1, card)?,
+        length: length.settle("options.num_predict", 0, 1, card)?,
         stop: read_stop(&options, card, limits)?,
         sampling: read_usual_sampling(&options, card, limits)?,
         logprobs: LogprobDetail { drawn: logprobs.then_some(top), prompt: false },
@@ -294,6 +297,14 @@ enum Form {
 }
 
 impl Form {
+    /// The member that holds the prompt.
+    fn prompt_field(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Generate => "prompt",
+        }
+    }
+
     fn said(self, text: &str) -> Map<String, Value> {
         let mut said = Map::new();
         match self {

@@ -12,14 +12,14 @@ use super::wire::{
 };
 use crate::backend::{ChatPrompt, GenerationRequest, LogprobDetail, ModelCard};
 use crate::choices::{Answer, Choices, UsageSum, collect};
-use crate::error::ApiError;
+use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
 use crate::json::read_object;
 use crate::limits::Limits;
 use crate::llama::need_chat;
 use crate::messages::{
-    read_messages, read_response_format, read_template_variables, read_tool_use,
+    SCHEMA_PARAM, read_messages, read_response_format, read_template_variables, read_tool_use,
 };
 use crate::options::{OPTION_FIELDS, StreamOptions, read_length, read_options};
 use crate::respond::{Encoder, json_response, stream_response};
@@ -64,6 +64,8 @@ const REFUSED: [(&str, &str); 9] = [
     ("web_search_options", "this server makes no outgoing requests"),
 ];
 
+const ABOUT: About = About { prompt: "messages", schema: SCHEMA_PARAM };
+
 pub(crate) async fn chat_completions(
     State(gateway): State<Arc<Gateway>>,
     Extension(context): Extension<RequestContext>,
@@ -74,11 +76,13 @@ pub(crate) async fn chat_completions(
     let card = gateway.model(fields.text("model")?)?;
     let asked = read_chat(&fields, &card, &gateway.config.limits)?;
     let rendered = gateway.backend.apply_template(card.id.clone(), asked.prompt).await;
-    let rendered = rendered.map_err(|refusal| ApiError::from_refusal(refusal, "messages"))?;
+    let rendered =
+        rendered.map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?;
     let mut request = asked.request;
     let options = asked.options;
     request.id.clone_from(&context.id);
-    request.length = options.length.settle(rendered.tokens.len(), options.choices, &card)?;
+    request.length =
+        options.length.settle("messages", rendered.tokens.len(), options.choices, &card)?;
     request.caller = context.caller(options.cache_salt);
     request.prompt = rendered.tokens;
     let head = Head {
@@ -89,7 +93,8 @@ pub(crate) async fn chat_completions(
     };
     let prompt_tokens = request.prompt.len();
     let logprobs = request.logprobs.drawn.is_some();
-    let choices = Choices::start(&gateway, &context, repeat(&request, options.choices)).await?;
+    let choices =
+        Choices::start(&gateway, &context, repeat(&request, options.choices), ABOUT).await?;
     let mut response = match options.stream {
         None => {
             let answers = collect(choices).await?;
@@ -146,7 +151,7 @@ fn read_chat(
         id: String::new(),
         model: card.id.clone(),
         prompt: Vec::new(),
-        length: options.length.settle(0, 1, card)?,
+        length: options.length.settle("messages", 0, 1, card)?,
         stop: std::mem::take(&mut options.stop),
         sampling: std::mem::take(&mut options.sampling),
         logprobs: read_logprobs(fields, limits)?,

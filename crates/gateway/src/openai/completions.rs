@@ -12,12 +12,12 @@ use super::wire::{
 };
 use crate::backend::{Caller, GenerationRequest, LogprobDetail, ModelCard, SpecialTokens, TokenId};
 use crate::choices::{Answer, Choices, UsageSum, collect};
-use crate::error::ApiError;
+use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
 use crate::json::read_object;
 use crate::limits::Limits;
-use crate::messages::read_response_format;
+use crate::messages::{SCHEMA_PARAM, read_response_format};
 use crate::options::{
     OPTION_FIELDS, Options, StreamOptions, read_length, read_options, read_token,
 };
@@ -38,6 +38,8 @@ const REFUSED: [(&str, &str); 4] = [
 
 /// Tokens of an answer when the client does not say; OpenAI's number.
 const USUAL_TOKENS_MAX: u32 = 16;
+
+const ABOUT: About = About { prompt: "prompt", schema: SCHEMA_PARAM };
 
 pub(crate) async fn completions(
     State(gateway): State<Arc<Gateway>>,
@@ -65,13 +67,13 @@ pub(crate) async fn completions(
         }
         let mut request = asked.request.clone();
         request.id.clone_from(&context.id);
-        request.length = asked.options.length.settle(tokens.len(), best_of, &card)?;
+        request.length = asked.options.length.settle("prompt", tokens.len(), best_of, &card)?;
         form.prompt_tokens += u32::try_from(tokens.len()).expect("a prompt fits the context");
         request.caller = context.caller(asked.options.cache_salt.clone());
         request.prompt = tokens;
         requests.extend(repeat(&request, best_of));
     }
-    let choices = Choices::start(&gateway, &context, requests).await?;
+    let choices = Choices::start(&gateway, &context, requests, ABOUT).await?;
     let mut response = match stream {
         None => {
             let answers = best(collect(choices).await?, choices_per_prompt, best_of);
@@ -154,7 +156,7 @@ fn read_completion(
         id: String::new(),
         model: card.id.clone(),
         prompt: Vec::new(),
-        length: options.length.settle(0, 1, card)?,
+        length: options.length.settle("prompt", 0, 1, card)?,
         stop: std::mem::take(&mut options.stop),
         sampling: std::mem::take(&mut options.sampling),
         logprobs: LogprobDetail { drawn, prompt: echo && top.is_some() },
@@ -214,7 +216,8 @@ async fn prompt_tokens(
     // Unlike a message, a prompt is written by whoever knows the model's control tokens.
     let special = SpecialTokens { add: true, parse: true };
     let tokens = gateway.backend.tokenize(card.id.clone(), text, special).await;
-    let tokens = tokens.map_err(|refusal| ApiError::from_refusal(refusal, "prompt"))?;
+    let tokens =
+        tokens.map_err(|refusal| ApiError::from_refusal(refusal, About::member("prompt")))?;
     if tokens.is_empty() {
         return Err(ApiError::invalid("prompt", "must not be empty for this model"));
     }
@@ -231,7 +234,8 @@ async fn echoed(
         Prompt::Text(text) => Ok(text.clone()),
         Prompt::Tokens(_) => {
             let bytes = gateway.backend.detokenize(card.id.clone(), tokens.to_vec()).await;
-            let bytes = bytes.map_err(|refusal| ApiError::from_refusal(refusal, "prompt"))?;
+            let bytes = bytes
+                .map_err(|refusal| ApiError::from_refusal(refusal, About::member("prompt")))?;
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         }
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::wire::warn_of;
 use crate::backend::{EmbeddingRequest, ModelCard, SpecialTokens, TokenId};
-use crate::error::ApiError;
+use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
 use crate::json::read_object;
@@ -121,7 +121,7 @@ pub(crate) async fn embed_texts(
             Input::Text(text) => {
                 let special = SpecialTokens { add: true, parse: false };
                 let ids = gateway.backend.tokenize(card.id.clone(), text, special).await;
-                ids.map_err(|refusal| ApiError::from_refusal(refusal, "input"))?
+                ids.map_err(|refusal| ApiError::from_refusal(refusal, About::member("input")))?
             }
         };
         if ids.is_empty() {
@@ -129,6 +129,7 @@ pub(crate) async fn embed_texts(
         }
         if ids.len() > card.context_tokens as usize {
             return Err(ApiError::ContextLengthExceeded {
+                param: "input",
                 prompt_tokens: ids.len() as u64,
                 answer_tokens: 0,
                 context_tokens: card.context_tokens,
@@ -144,7 +145,8 @@ pub(crate) async fn embed_texts(
         caller: context.caller(None),
     };
     let vectors = gateway.backend.embed(request).await;
-    let vectors = vectors.map_err(|refusal| ApiError::from_refusal(refusal, "input"))?;
+    let vectors =
+        vectors.map_err(|refusal| ApiError::from_refusal(refusal, About::member("input")))?;
     Ok(Embedded { vectors, prompt_tokens })
 }
 

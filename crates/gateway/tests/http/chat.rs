@@ -349,7 +349,10 @@ async fn refusals_have_a_status_of_their_own() {
             *client.fake.refusal.lock().unwrap() = Some(refusal.clone());
             let answer = client.post(ROUTE, &hello(&json!({"stream": stream}))).await;
             assert_eq!(answer.status, *status, "{refusal:?}");
-            assert_eq!(answer.json()["error"]["type"], *kind, "{refusal:?}");
+            let error = answer.json()["error"].clone();
+            assert_eq!(error["type"], *kind, "{refusal:?}");
+            let param = if *status == 400 { json!("messages") } else { Value::Null };
+            assert_eq!(error["param"], param, "{refusal:?}");
             assert_eq!(answer.header("retry-after"), *retry, "{refusal:?}");
         }
     }

@@ -7,8 +7,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
 use motley_gateway::{
-    Backend, Exposure, GatewayConfig, KeyDigest, KeyRing, Limits, MetricNames, Scope, UnixClock,
-    router,
+    Backend, Exposure, GatewayConfig, KeyDigest, KeyRing, Limits, MetricNames, Scope, SharedLog,
+    UnixClock, router,
 };
 use serde_json::Value;
 use tower::ServiceExt;
@@ -60,6 +60,7 @@ pub fn config() -> GatewayConfig {
         version: "motley-test".to_owned(),
         id_seed: 0xfeed,
         clock: UnixClock::new(|| 1_750_000_000),
+        log: SharedLog::default(),
     }
 }
 

@@ -10,4 +10,5 @@ mod guard;
 mod hostile;
 mod llama;
 mod ollama;
+mod request_log;
 mod streams;
