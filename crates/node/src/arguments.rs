@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::{completions, run, short_options, show, tokenize, version};
+use crate::{completions, make_model, run, short_options, show, tokenize, version};
 
 /// Printed when nothing is asked.
 pub(crate) const WELCOME: &str = "\
@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Show(show::Arguments),
     /// Turn text into a model's tokens
     Tokenize(tokenize::Arguments),
+    /// Make a model of random weights in a given shape
+    MakeModel(Box<make_model::Arguments>),
     /// Print a completion script for a shell
     Completions(completions::Arguments),
     /// Show versions, features and devices
@@ -61,9 +63,8 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 
 /// All commands and options, each option with its variable.
 pub(crate) fn definition() -> clap::Command {
-    Line::command().mut_subcommands(|command| {
-        command.max_term_width(HELP_COLUMNS_MAX).mut_args(with_variable)
-    })
+    Line::command()
+        .mut_subcommands(|command| command.max_term_width(HELP_COLUMNS_MAX).mut_args(with_variable))
 }
 
 /// One variable per option: `--top-k` is `MOTLEY_TOP_K`.

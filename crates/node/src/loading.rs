@@ -4,9 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use motley_engine::{
-    CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError,
-};
+use motley_engine::{CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError};
 use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
 use motley_model::{DirectoryError, GgufError};
 
@@ -153,7 +151,9 @@ fn directory_hint(error: &DirectoryError) -> Option<&'static str> {
 fn load_failure(error: LoadFailure) -> Failure {
     let refused = matches!(
         error,
-        LoadFailure::Load(LoadError::Tensors(_) | LoadError::Compute(_) | LoadError::CacheElement { .. })
+        LoadFailure::Load(
+            LoadError::Tensors(_) | LoadError::Compute(_) | LoadError::CacheElement { .. }
+        )
     );
     let kind = if refused { Kind::Refused } else { Kind::Failed };
     let cache = matches!(error, LoadFailure::Load(LoadError::CacheElement { .. }));

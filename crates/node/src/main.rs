@@ -14,6 +14,7 @@ mod driver;
 mod failure;
 mod interrupt;
 mod loading;
+mod make_model;
 mod memory;
 mod prompt;
 mod run;
@@ -59,6 +60,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Show(arguments) => show::execute(&arguments),
         Command::Tokenize(arguments) => tokenize::execute(&arguments),
+        Command::MakeModel(arguments) => make_model::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Version(arguments) => version::execute(&arguments),
     }

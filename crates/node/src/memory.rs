@@ -37,10 +37,7 @@ pub(crate) struct Needed {
 impl Needed {
     /// Bytes of everything, the program included.
     pub(crate) fn total_bytes(&self) -> u64 {
-        self.model
-            .total_bytes
-            .saturating_add(self.compute_bytes)
-            .saturating_add(PROGRAM_BYTES)
+        self.model.total_bytes.saturating_add(self.compute_bytes).saturating_add(PROGRAM_BYTES)
     }
 
     /// Bytes of the program itself.
@@ -78,7 +75,9 @@ pub(crate) fn largest_context(
     budget: u64,
     most: u64,
 ) -> anyhow::Result<Option<u64>> {
-    let fits = |context| Ok::<_, anyhow::Error>(needed(directory, usage, context)?.total_bytes() <= budget);
+    let fits = |context| {
+        Ok::<_, anyhow::Error>(needed(directory, usage, context)?.total_bytes() <= budget)
+    };
     if fits(most)? {
         return Ok(Some(most));
     }
@@ -143,7 +142,9 @@ fn advice_without_room(
             "a context of {context} tokens fits with smaller batches: -c {context} -ub {}",
             small_batch.batch_rows
         ),
-        None => "no context fits beside the weights; take a smaller model or free memory".to_owned(),
+        None => {
+            "no context fits beside the weights; take a smaller model or free memory".to_owned()
+        }
     })
 }
 

@@ -89,7 +89,10 @@ pub(crate) fn raw(text: &str, vocabulary: &Vocabulary) -> anyhow::Result<Vec<Tok
 
 /// Control tokens are read only where the template wrote them. The begin token, which many
 /// templates write themselves, stands once.
-fn tokens_of(segments: &[PromptSegment<'_>], vocabulary: &Vocabulary) -> anyhow::Result<Vec<Token>> {
+fn tokens_of(
+    segments: &[PromptSegment<'_>],
+    vocabulary: &Vocabulary,
+) -> anyhow::Result<Vec<Token>> {
     let mut tokens = Vec::new();
     for segment in segments {
         tokens.extend(vocabulary.tokenize(segment.text, false, segment.special)?);

@@ -97,8 +97,8 @@ impl Session<'_> {
     ) -> Result<Given, Failure> {
         let parameters = SamplingParameters::new(options.sampling.clone(), self.logits)
             .map_err(|error| Failure::new(Kind::Usage, error))?;
-        let stop = StopMatcher::new(&options.stop)
-            .map_err(|error| Failure::new(Kind::Usage, error))?;
+        let stop =
+            StopMatcher::new(&options.stop).map_err(|error| Failure::new(Kind::Usage, error))?;
         let prompt_tokens = prompt.len();
         let answer_tokens_max = options.tokens_max.unwrap_or(usize::MAX);
         let begun = Instant::now();
@@ -132,12 +132,7 @@ struct Listener<'l> {
 }
 
 impl<'l> Listener<'l> {
-    fn new(
-        session: &'l Session<'l>,
-        answer: &'l Answer,
-        stop: StopMatcher,
-        speed: Speed,
-    ) -> Self {
+    fn new(session: &'l Session<'l>, answer: &'l Answer, stop: StopMatcher, speed: Speed) -> Self {
         Self {
             session,
             answer,

@@ -139,10 +139,16 @@ fn described(value: &Value<'_>) -> String {
 }
 
 fn number(value: &Value<'_>) -> Json {
+    if let Value::F32(number) = value
+        && let Ok(number) = number.to_string().parse::<f64>()
+        && number.is_finite()
+    {
+        return json!(number);
+    }
     match (value.as_u64(), value.as_i64(), value.as_f64()) {
         (Some(number), _, _) => json!(number),
         (None, Some(number), _) => json!(number),
-        // JSON has no infinity.
+        // A 32-bit float keeps its own digits; JSON has no infinity.
         (None, None, Some(number)) if number.is_finite() => json!(number),
         (None, None, Some(number)) => json!(number.to_string()),
         (None, None, None) => Json::Null,
@@ -152,7 +158,15 @@ fn number(value: &Value<'_>) -> Json {
 /// One row for each run of layers that are alike.
 fn layer_table(directory: &ModelDirectory, needed: &Needed) -> String {
     let mut table = Table::new([
-        "layers", "types", "weights", "cache", "MFLOP/token", "heads", "kv heads", "ffn", "window",
+        "layers",
+        "types",
+        "weights",
+        "cache",
+        "MFLOP/token",
+        "heads",
+        "kv heads",
+        "ffn",
+        "window",
     ]);
     let cells = |layer: usize| -> [String; 8] {
         let shape: &LayerShape = &directory.hyper.layers[layer];
@@ -179,10 +193,13 @@ fn layer_table(directory: &ModelDirectory, needed: &Needed) -> String {
         table.row([name].into_iter().chain(alike));
         first = after;
     }
-    let outside = |name: &str, types: &str, weights: u64| {
-        [name.to_owned(), types.to_owned(), bytes(weights)]
-    };
-    table.row(outside("embed", directory.embedding.tensor_type.name(), needed.model.embedding_bytes));
+    let outside =
+        |name: &str, types: &str, weights: u64| [name.to_owned(), types.to_owned(), bytes(weights)];
+    table.row(outside(
+        "embed",
+        directory.embedding.tensor_type.name(),
+        needed.model.embedding_bytes,
+    ));
     let head = directory.output.as_ref().map_or("tied", |output| output.tensor_type.name());
     table.row(outside("head", head, needed.model.head_bytes));
     table.render()

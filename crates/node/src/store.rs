@@ -47,6 +47,11 @@ pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Fail
     Err(Failure::new(Kind::NotFound, error).hint(advice(&wanted, &known, folder)))
 }
 
+/// Model files of a folder, by name.
+pub(crate) fn files_in(folder: &Path) -> Vec<PathBuf> {
+    names_in(folder).into_iter().map(|(_, file)| file).collect()
+}
+
 /// Names and files of the models in a folder, by name. Of a split model the first part counts.
 fn names_in(folder: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };

@@ -221,9 +221,12 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, count) in
-            [("800000", 800_000), ("512M", 512_000_000), ("1.5GiB", 1_610_612_736), ("4 gb", 4e9 as u64)]
-        {
+        for (text, count) in [
+            ("800000", 800_000),
+            ("512M", 512_000_000),
+            ("1.5GiB", 1_610_612_736),
+            ("4 gb", 4e9 as u64),
+        ] {
             assert_eq!(parse_bytes(text), Ok(count));
         }
         for text in ["", "G", "-1G", "4X", "1e30T", "NaN"] {

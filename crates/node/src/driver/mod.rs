@@ -7,6 +7,8 @@
 //! `worker` is the loop, `sequence` what a slot is doing.
 
 mod sequence;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::sync::Arc;
@@ -213,8 +215,7 @@ fn load(
     let engine = Engine::load(model, options)?;
     let end_tokens = end_tokens.recv().map_err(|_| LoadFailure::Stopped)?;
     let sampler = Sampler::new(engine.hyper().vocabulary_size, &end_tokens)?;
-    let facts =
-        EngineFacts { context_tokens: engine.context_tokens(), memory: engine.memory() };
+    let facts = EngineFacts { context_tokens: engine.context_tokens(), memory: engine.memory() };
     let _ = loaded.send(Ok(facts));
     Ok(Worker::new(engine, sampler))
 }

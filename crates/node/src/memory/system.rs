@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn both_kinds_of_control_groups_are_found() {
-        let unified = "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        let unified =
+            "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
         let memory = "35 30 0:31 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
         let processors = "36 30 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
         let mount = Mount::parse(unified).unwrap();

@@ -30,10 +30,10 @@ pub(crate) struct Arguments {
     /// Continue the text as it is, without the chat template
     #[arg(long, conflicts_with = "system")]
     pub(super) no_template: bool,
-    /// Tokens of context; 0 for all that the model knows [default: up to 4096]
+    /// Tokens of context; 0 for the model's own [default: up to 4096]
     #[arg(short = 'c', long = "ctx-size", value_name = "N")]
     pub(super) context: Option<u64>,
-    /// Tokens of the answer at most; -1 until the context is full [default: -1]
+    /// Most tokens of the answer; -1 for no limit [default: -1]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     pub(super) predict: Option<i64>,
     /// Text that ends the answer; may be given several times
@@ -51,10 +51,10 @@ pub(crate) struct Arguments {
     /// Choose among this many likeliest tokens; 0 among all
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub(super) top_k: u32,
-    /// Choose among the likeliest tokens that together have this probability
+    /// Choose among the likeliest that together reach this
     #[arg(long, value_name = "X", default_value_t = 0.95)]
     pub(super) top_p: f32,
-    /// Drop tokens less likely than this part of the likeliest
+    /// Drop tokens below this part of the likeliest one's
     #[arg(long, value_name = "X", default_value_t = 0.05)]
     pub(super) min_p: f32,
     /// Make tokens that occurred less likely; 1 is off
@@ -75,20 +75,20 @@ pub(crate) struct Arguments {
     /// Must equal --threads: prompt and answer share one pool
     #[arg(long, value_name = "N", hide = true)]
     pub(super) threads_batch: Option<usize>,
-    /// Tokens computed at once; the smaller of this and --ubatch-size (-ub)
+    /// Tokens computed at once, unless -ub is less
     #[arg(short, long, value_name = "N", default_value_t = 2048)]
     pub(super) batch_size: usize,
     /// Tokens computed at once (-ub)
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(super) ubatch_size: usize,
-    /// How keys and values are cached (-ctk) [default: f16]
+    /// Type of cached keys and values (-ctk)
     #[arg(long, value_name = "TYPE")]
     pub(super) cache_type_k: Option<CacheType>,
     /// The same as -ctk: both have one type (-ctv)
     #[arg(long, value_name = "TYPE", hide = true)]
     pub(super) cache_type_v: Option<CacheType>,
-    /// How weights lie in memory: measured at load, or as in the file
-    #[arg(long, value_name = "LAYOUT", default_value = "measured")]
+    /// Layout of weights: measured or plain
+    #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     pub(super) layout: LayoutName,
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
@@ -98,12 +98,11 @@ pub(crate) struct Arguments {
     pub(super) verbose: bool,
 }
 
+// Without doc comments on the values, which clap would print as a paragraph each.
 /// How keys and values are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CacheType {
-    /// 16-bit floats.
     F16,
-    /// Blocks of 8-bit numbers: half the memory.
     #[value(name = "q8_0")]
     Q8_0,
 }
@@ -121,8 +120,6 @@ impl CacheType {
 /// How weights lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LayoutName {
-    /// The faster of the layouts, measured for each type when the model is loaded.
     Measured,
-    /// As in the file.
     Plain,
 }

@@ -46,14 +46,12 @@ impl Chat {
     fn read(&mut self) -> Result<Option<Line>, Failure> {
         let Some(text) = self.read_line(">>> ")? else { return Ok(None) };
         match Line::parse(&text) {
-            Ok(Line::Open(mut block)) => {
-                loop {
-                    let Some(next) = self.read_line("... ")? else { return Ok(None) };
-                    if line::continue_block(&mut block, &next) {
-                        return Ok(Some(Line::Say(block)));
-                    }
+            Ok(Line::Open(mut block)) => loop {
+                let Some(next) = self.read_line("... ")? else { return Ok(None) };
+                if line::continue_block(&mut block, &next) {
+                    return Ok(Some(Line::Say(block)));
                 }
-            }
+            },
             Ok(line) => Ok(Some(line)),
             Err(message) => {
                 note(&format!("{message}\n"));

@@ -257,6 +257,8 @@ mod tests {
         set_parameter(&mut options, "stop", "A B").unwrap();
         set_parameter(&mut options, "num_predict", "12").unwrap();
         let after = parameters(&options);
-        assert!(after.contains("num_predict        12\n") && after.contains("stop               A B\n"));
+        assert!(
+            after.contains("num_predict        12\n") && after.contains("stop               A B\n")
+        );
     }
 }

@@ -15,7 +15,7 @@ impl Running {
         let facts = self.ready.driver.facts();
         let mut text = String::from("\n");
         let mut line = |label: &str, value: String| {
-            let _ = writeln!(text, "{:<24}{value}", format!("{label}:"));
+            let _ = writeln!(text, "{:<26}{value}", format!("{label}:"));
         };
         line("total duration", duration(self.times.load + speed.total_time));
         line("load duration", duration(self.times.load));
@@ -37,7 +37,10 @@ impl Running {
         let held = facts.memory;
         line("weights mapped", bytes(held.weights_mapped_bytes));
         line("weights allocated", bytes(held.weights_allocated_bytes));
-        line("KV cache", format!("{} for {} tokens", bytes(held.cache_bytes), facts.context_tokens));
+        line(
+            "KV cache",
+            format!("{} for {} tokens", bytes(held.cache_bytes), facts.context_tokens),
+        );
         line("compute", bytes(held.compute_bytes));
         line("seed", self.settings.answer.sampling.seed.to_string());
         note(&text);

@@ -136,8 +136,9 @@ fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
 fn answer_options(arguments: &Arguments) -> Result<AnswerOptions, Failure> {
     let seed = match arguments.seed {
         None | Some(-1) => random_seed(),
-        Some(seed) => u64::try_from(seed)
-            .map_err(|_| Failure::usage("--seed must be -1 or more"))?,
+        Some(seed) => {
+            u64::try_from(seed).map_err(|_| Failure::usage("--seed must be -1 or more"))?
+        }
     };
     let tokens_max = match arguments.predict {
         None | Some(-1) => None,

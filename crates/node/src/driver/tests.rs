@@ -1,0 +1,181 @@
+//! The driver with a real model: shared batches, reused slots, endings.
+#![expect(clippy::print_stdout, reason = "tests say what they skip")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use motley_engine::{
+    CacheElement, EngineOptions, LayoutChoice, Model, SamplingOptions, SamplingParameters,
+};
+use motley_ggml::{ThreadPoolOptions, Token, Vocabulary};
+
+use super::{Answer, Driver, Event, FinishReason, Loading, Request, SubmitError};
+
+const CONTEXT_TOKENS: usize = 256;
+
+/// Fails a test that would wait forever.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+struct Fixture {
+    driver: Driver,
+    vocabulary: Vocabulary,
+    logits: usize,
+}
+
+impl Fixture {
+    /// A driver for the smallest real model, or nothing, with a message, where it is not here.
+    fn load(slots: usize) -> Option<Self> {
+        let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
+        let folder = std::env::var_os("MOTLEY_MODELS").map_or_else(
+            || {
+                PathBuf::from(std::env::var_os("HOME").unwrap_or_default())
+                    .join(".cache/motley/models")
+            },
+            PathBuf::from,
+        );
+        let path = folder.join(name);
+        if !path.exists() {
+            println!("skipped: {name} is not here; `cargo xtask models` fetches it");
+            return None;
+        }
+        let model = Arc::new(Model::open(&path).unwrap());
+        let options = EngineOptions {
+            layers: 0..model.directory().hyper.block_count,
+            embedding: true,
+            head: true,
+            slots,
+            context_tokens: CONTEXT_TOKENS,
+            batch_rows_max: 24,
+            cache: CacheElement::F16,
+            threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+            layout: LayoutChoice::Plain,
+        };
+        let loading = Loading::start(Arc::clone(&model), options).unwrap();
+        let vocabulary = model.vocabulary().unwrap();
+        let driver = loading.finish(vocabulary.end_tokens()).unwrap();
+        let logits = model.directory().hyper.vocabulary_size;
+        Some(Self { driver, vocabulary, logits })
+    }
+
+    fn tokens(&self, text: &str) -> Vec<Token> {
+        self.vocabulary.tokenize(text, true, false).unwrap()
+    }
+
+    fn submit(&self, prompt: Vec<Token>, answer_tokens_max: usize) -> Result<Answer, SubmitError> {
+        let options = SamplingOptions { ignore_eos: true, ..SamplingOptions::greedy() };
+        let parameters = SamplingParameters::new(options, self.logits).unwrap();
+        self.driver.submit(Request { prompt, parameters, answer_tokens_max })
+    }
+}
+
+/// What one answer was.
+#[derive(Debug, PartialEq, Eq)]
+struct Heard {
+    cached_tokens: usize,
+    tokens: Vec<Token>,
+    reason: FinishReason,
+}
+
+/// Listens to the end, which comes once and after which nothing comes.
+fn hear(answer: &Answer) -> Heard {
+    let (mut cached, mut tokens) = (None, Vec::new());
+    loop {
+        match answer.next_within(PATIENCE).expect("an event in time") {
+            Event::Prefilled { cached_tokens, .. } => {
+                assert!(cached.replace(cached_tokens).is_none())
+            }
+            Event::Token(token) => tokens.push(token),
+            Event::Finished { reason, tokens: count, .. } => {
+                assert_eq!(count, tokens.len());
+                let after = answer.next_within(PATIENCE);
+                assert!(matches!(after, Some(Event::Failed(_))), "the channel is closed");
+                let cached_tokens = cached.expect("the prompt was computed before the end");
+                return Heard { cached_tokens, tokens, reason };
+            }
+            Event::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+const PROMPTS: [&str; 5] = [
+    "The capital of France is",
+    "Once upon a time, in a small village at the foot of a mountain, there lived a girl who \
+     could talk to the river. Every morning she went down to the water and asked it where it came",
+    "One, two, three,",
+    "Water boils at",
+    "The opposite of hot is cold, and the opposite of up is",
+];
+
+#[test]
+fn sharing_batches_changes_no_answer() {
+    let (Some(shared), Some(alone)) = (Fixture::load(3), Fixture::load(1)) else { return };
+    // More requests than slots: two wait their turn.
+    let answers: Vec<Answer> =
+        PROMPTS.iter().map(|text| shared.submit(shared.tokens(text), 10).unwrap()).collect();
+    for (text, answer) in PROMPTS.iter().zip(&answers) {
+        let expected = hear(&alone.submit(alone.tokens(text), 10).unwrap());
+        let found = hear(answer);
+        assert_eq!(found.tokens, expected.tokens, "{text}");
+        assert_eq!(found.reason, FinishReason::Length);
+    }
+}
+
+#[test]
+fn a_slot_computes_only_what_is_new() {
+    let Some(fixture) = Fixture::load(2) else { return };
+    let prompt = fixture.tokens(PROMPTS[1]);
+    let first = hear(&fixture.submit(prompt.clone(), 6).unwrap());
+    assert_eq!(first.cached_tokens, 0);
+    // Another conversation takes the other slot.
+    hear(&fixture.submit(fixture.tokens(PROMPTS[2]), 6).unwrap());
+    let longer = [&prompt[..], &first.tokens].concat();
+    let second = hear(&fixture.submit(longer.clone(), 4).unwrap());
+    // The last token chosen was never computed, because nothing followed it.
+    assert_eq!(second.cached_tokens, longer.len() - 1);
+    // The same prompt again: its last token is computed anew, for its logits.
+    let again = hear(&fixture.submit(prompt.clone(), 6).unwrap());
+    assert_eq!((again.cached_tokens, &again.tokens), (prompt.len() - 1, &first.tokens));
+}
+
+#[test]
+fn a_dropped_answer_frees_its_slot() {
+    let Some(fixture) = Fixture::load(1) else { return };
+    let endless = fixture.submit(fixture.tokens(PROMPTS[2]), usize::MAX).unwrap();
+    assert!(matches!(endless.next_within(PATIENCE), Some(Event::Prefilled { .. })));
+    let waiting = fixture.submit(fixture.tokens(PROMPTS[0]), 2).unwrap();
+    drop(endless);
+    assert_eq!(hear(&waiting).tokens.len(), 2);
+}
+
+#[test]
+fn an_answer_ends_where_the_context_does() {
+    let Some(fixture) = Fixture::load(1) else { return };
+    let mut prompt = fixture.tokens(&"word ".repeat(CONTEXT_TOKENS));
+    prompt.truncate(CONTEXT_TOKENS - 3);
+    let heard = hear(&fixture.submit(prompt, usize::MAX).unwrap());
+    assert_eq!((heard.tokens.len(), heard.reason), (3, FinishReason::ContextFull));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_at_once() {
+    let Some(fixture) = Fixture::load(1) else { return };
+    let refused = |tokens: usize| fixture.submit(vec![1; tokens], 1).err();
+    assert!(matches!(refused(0), Some(SubmitError::EmptyPrompt)));
+    assert!(matches!(
+        refused(CONTEXT_TOKENS),
+        Some(SubmitError::PromptTooLong { tokens: 256, context_tokens: 256 })
+    ));
+}
+
+#[test]
+fn dropping_the_driver_ends_every_answer() {
+    let Some(fixture) = Fixture::load(1) else { return };
+    let running = fixture.submit(fixture.tokens(PROMPTS[2]), usize::MAX).unwrap();
+    let waiting = fixture.submit(fixture.tokens(PROMPTS[2]), usize::MAX).unwrap();
+    drop(fixture);
+    for answer in [running, waiting] {
+        let mut events = std::iter::from_fn(|| answer.next_within(PATIENCE));
+        assert!(events.any(|event| matches!(event, Event::Failed(_))));
+    }
+}
