@@ -1,6 +1,7 @@
 //! From method to search.
 
-use crate::problem::{Budget, Method, PlanError, PlanOutcome, Problem};
+use crate::latency;
+use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem};
 
 /// Finds a plan. The same problem, method and budget give the same plan on every machine.
 ///
@@ -14,5 +15,13 @@ pub fn plan(problem: &Problem, method: Method, budget: Budget) -> Result<PlanOut
     if problem.options.excluded.len() >= problem.cluster.devices().len() {
         return Err(PlanError::NotApplicable { method, reason: "every device is excluded" });
     }
-    Err(PlanError::NotApplicable { method, reason: "this build has no search for it" })
+    match method {
+        Method::HaldaPaper | Method::Halda | Method::HaldaExact => {
+            latency::plan(problem, method, budget)
+        }
+        Method::Auto if problem.objective == Objective::Latency => {
+            latency::plan(problem, Method::Halda, budget)
+        }
+        _ => Err(PlanError::NotApplicable { method, reason: "this build has no search for it" }),
+    }
 }

@@ -12,6 +12,7 @@
 
 mod cost;
 mod dispatch;
+mod latency;
 mod problem;
 
 pub use cost::{
@@ -21,6 +22,6 @@ pub use cost::{
 };
 pub use dispatch::plan;
 pub use problem::{
-    Budget, BudgetUse, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
+    Budget, BudgetUse, IterationRepair, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
     Quality, Reason, Remedy, Shortage, WaitingModel,
 };

@@ -286,6 +286,11 @@ pub enum Reason {
         /// The best plan with it, if one is feasible.
         tpot_with: Option<Seconds>,
     },
+    /// The published iteration would have crashed or run forever here.
+    IterationRepaired {
+        /// How it was helped on.
+        repair: IterationRepair,
+    },
     /// A device only forwards.
     RelayOnly {
         /// The device.
@@ -329,6 +334,25 @@ pub enum Reason {
         /// The objective then.
         then: f64,
     },
+}
+
+/// How the published iteration of Halda was helped on (PLANNER 3.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum IterationRepair {
+    /// A number of rounds has no feasible windows under some sets, so it was passed over.
+    InfeasibleRoundsSkipped {
+        /// The rounds.
+        rounds: u32,
+    },
+    /// No number of rounds was feasible; the device with the slowest disk was forced to fit.
+    NoFeasibleRounds,
+    /// Nothing was feasible and nothing left to force; the last windows stand.
+    ProportionalWindowsKept,
+    /// The iteration came back to where it had been.
+    CycleEnded,
+    /// The iteration neither stopped nor repeated.
+    CapReached,
 }
 
 /// A change that makes a plan possible or better.

@@ -1,0 +1,229 @@
+//! Latency planning as numbers: what a device's layers, memory, disk and hops cost, in whole ticks.
+//!
+//! Whole numbers make sums independent of their order, so that ties are ties on every machine and a
+//! permuted cluster has the same optimum.
+
+use crate::cost::DiskModel;
+
+/// A time in ticks of the instance, scaled by [`TIE`].
+pub(super) type Ticks = i64;
+
+/// Ticks are multiples of this; what is below counts devices, so that a sum decides ties by itself.
+pub(super) const TIE: Ticks = 1 << 12;
+
+/// Larger than any sum of costs and small enough to be added to one.
+pub(super) const NEVER: Ticks = i64::MAX / 4;
+
+/// Largest sum of times, in ticks; what is below is the resolution.
+const TICKS_MAX: f64 = (1_u64 << 49) as f64;
+
+/// The finest tick: a picosecond.
+const TICK_MIN_S: f64 = 1e-12;
+
+/// Length of a tick.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Clock {
+    tick_s: f64,
+}
+
+impl Clock {
+    /// A clock whose ticks can count up to this time.
+    pub(super) fn up_to(longest_s: f64) -> Self {
+        Self { tick_s: (longest_s / TICKS_MAX).max(TICK_MIN_S) }
+    }
+
+    pub(super) fn ticks(self, seconds: f64) -> Ticks {
+        let ticks = (seconds / self.tick_s).round();
+        if ticks >= TICKS_MAX { NEVER } else { ticks as Ticks * TIE }
+    }
+
+    /// Ticks one byte takes at this rate, not rounded.
+    pub(super) fn per_byte(self, seconds_per_byte: f64) -> f64 {
+        seconds_per_byte / self.tick_s
+    }
+
+    pub(super) fn seconds(self, ticks: Ticks) -> f64 {
+        (ticks / TIE) as f64 * self.tick_s
+    }
+}
+
+/// A device in one part: as head or not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Member {
+    /// Time of one CPU layer (α).
+    pub(super) cpu_layer: Ticks,
+    /// Time of one GPU layer (α^g).
+    pub(super) gpu_layer: Ticks,
+    /// Layers its GPU can hold; 0 without one.
+    pub(super) gpu_layers_max: u32,
+    /// Copies between RAM and GPU in a round that uses both.
+    pub(super) copy: Ticks,
+    /// Fixed time of a round.
+    pub(super) step: Ticks,
+    /// Bytes of one layer (b).
+    pub(super) layer_bytes: i64,
+    /// Bytes of its keys and values (b' - b).
+    pub(super) kv_bytes: i64,
+    /// RAM for CPU layers, with shared memory for all layers; negative if even fixed parts miss.
+    pub(super) room_bytes: i64,
+    /// Taken off the room as soon as there is a CPU layer: its compute buffer.
+    pub(super) cpu_fixed_bytes: i64,
+    /// GPU layers take from the same room.
+    pub(super) shared: bool,
+    /// Metal under memory pressure reloads everything (set M2), this many bytes beyond the layers.
+    pub(super) reload_all: Option<i64>,
+    /// Ticks one byte takes to read, unscaled.
+    pub(super) read_per_byte: f64,
+}
+
+/// What the layers of one device that do not stay in memory cost per token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct DiskCost {
+    /// Overlaps other devices' work.
+    pub(super) overlapped: Ticks,
+    /// Adds to the token.
+    pub(super) added: Ticks,
+    /// CPU layers that stay in RAM.
+    pub(super) pinned: u32,
+    /// Layers' room that the stream needs.
+    pub(super) buffer: u32,
+}
+
+/// Which windows a ring may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RoundShape {
+    /// The same in every round, as in PLANNER 3.7.
+    Equal,
+    /// A device's windows differ by at most one layer, the later rounds being the shorter ones.
+    Uneven,
+}
+
+/// Everything a search sees.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Instance {
+    pub(super) clock: Clock,
+    /// Layers (L).
+    pub(super) layers: u32,
+    /// Devices as they are when they are not head.
+    pub(super) plain: Vec<Member>,
+    /// Devices as head, where they can be: their member form and what the head costs per token.
+    pub(super) as_head: Vec<Option<(Member, Ticks)>>,
+    /// Time from one device to another (τ), if there is a way.
+    pub(super) hops: Vec<Vec<Option<Ticks>>>,
+    pub(super) disk: DiskModel,
+    pub(super) allow_streaming: bool,
+    pub(super) rounds_max: u32,
+    pub(super) shape: RoundShape,
+    /// Layer slots a stream needs at least.
+    pub(super) buffer_min: u32,
+    /// The head may hold no layers.
+    pub(super) idle_head: bool,
+}
+
+impl Member {
+    /// Busy time of `cpu` and `gpu` layers in `rounds` rounds, without hops.
+    pub(super) fn busy(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
+        let both = if cpu > 0 && gpu > 0 { self.copy } else { 0 };
+        self.cpu_layer * i64::from(cpu)
+            + self.gpu_layer * i64::from(gpu)
+            + (self.step + both) * i64::from(rounds)
+    }
+
+    /// Time of reading bytes.
+    pub(super) fn read(&self, bytes: i64) -> Ticks {
+        (bytes.max(0) as f64 * self.read_per_byte).round() as Ticks * TIE
+    }
+
+    /// Whether these layers stay in memory.
+    pub(super) fn fits(&self, cpu: u32, gpu: u32) -> bool {
+        self.over(cpu, gpu) <= 0
+    }
+
+    /// Bytes by which the layers exceed the room.
+    fn over(&self, cpu: u32, gpu: u32) -> i64 {
+        let counted = if self.shared { cpu + gpu } else { cpu };
+        let fixed = if cpu > 0 { self.cpu_fixed_bytes } else { 0 };
+        if counted == 0 {
+            return 0;
+        }
+        i64::from(counted) * (self.layer_bytes + self.kv_bytes) + fixed - self.room_bytes
+    }
+}
+
+impl Instance {
+    pub(super) fn devices(&self) -> usize {
+        self.plain.len()
+    }
+
+    /// A device's form in a ring with this head.
+    pub(super) fn member(&self, device: usize, head: usize) -> &Member {
+        match &self.as_head[device] {
+            Some((member, _)) if device == head => member,
+            _ => &self.plain[device],
+        }
+    }
+
+    /// Disk cost of `cpu` and `gpu` layers; `None` if the device cannot hold them at all.
+    pub(super) fn disk(&self, member: &Member, cpu: u32, gpu: u32, rounds: u32) -> Option<DiskCost> {
+        if gpu > member.gpu_layers_max {
+            return None;
+        }
+        let over = member.over(cpu, gpu);
+        if over <= 0 {
+            return Some(DiskCost { pinned: cpu, ..DiskCost::default() });
+        }
+        if !self.allow_streaming {
+            return None;
+        }
+        let bytes = |layers: u32| i64::from(layers) * member.layer_bytes;
+        // Keys and values cannot be streamed, so they come off the room first.
+        let mut left = member.room_bytes - i64::from(cpu) * member.kv_bytes;
+        if let Some(beyond) = member.reload_all {
+            left -= i64::from(gpu) * (member.layer_bytes + member.kv_bytes);
+            if left < bytes(self.buffer_min) {
+                return None;
+            }
+            let added = member.read(bytes(cpu + gpu) + beyond);
+            return Some(DiskCost { added, pinned: 0, buffer: self.buffer_min, overlapped: 0 });
+        }
+        left -= if cpu > 0 { member.cpu_fixed_bytes } else { 0 };
+        if member.shared {
+            left -= i64::from(gpu) * (member.layer_bytes + member.kv_bytes);
+        }
+        if cpu == 0 || left < bytes(self.buffer_min) {
+            return None;
+        }
+        let capacity = u32::try_from(left / member.layer_bytes).unwrap_or(u32::MAX);
+        let spare = capacity - self.buffer_min;
+        let cost = match self.disk {
+            DiskModel::Excess => {
+                let pinned = spare.min(cpu - 1);
+                DiskCost { added: member.read(over), pinned, buffer: self.buffer_min, overlapped: 0 }
+            }
+            DiskModel::CyclicLru => {
+                let added = member.read(bytes(cpu));
+                DiskCost { added, pinned: 0, buffer: self.buffer_min, overlapped: 0 }
+            }
+            DiskModel::RingOverlap => {
+                let buffer = cpu.div_ceil(rounds).max(self.buffer_min);
+                if buffer <= capacity {
+                    let pinned = capacity - buffer;
+                    let overlapped = member.read(bytes(cpu - pinned));
+                    DiskCost { overlapped, added: 0, pinned, buffer }
+                } else {
+                    let added = member.read(2 * bytes(cpu));
+                    DiskCost { added, pinned: 0, buffer: self.buffer_min, overlapped: 0 }
+                }
+            }
+        };
+        Some(cost)
+    }
+
+    /// Numbers of rounds worth trying: only overlap ever prefers more than one (PLANNER 3.7).
+    pub(super) fn rounds(&self) -> std::ops::RangeInclusive<u32> {
+        match self.disk {
+            DiskModel::RingOverlap => 1..=self.rounds_max.min(self.layers).max(1),
+            DiskModel::Excess | DiskModel::CyclicLru => 1..=1,
+        }
+    }
+}

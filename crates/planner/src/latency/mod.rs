@@ -1,0 +1,144 @@
+//! One sequence as fast as possible: the ring of PLANNER 3, its published search and exact ones.
+//!
+//! A problem becomes an `instance` of whole numbers; `search` chooses devices, head and rounds and
+//! asks `allocate` for the division of layers; `realise` turns the winner into a plan, trimming
+//! devices whose real layers are larger than the mean. `paper` is the published iteration, `milp`
+//! the same question put to HiGHS.
+
+mod allocate;
+mod build;
+mod instance;
+mod labels;
+#[cfg(feature = "highs")]
+mod milp;
+mod options;
+mod order;
+mod paper;
+mod prefill;
+mod published;
+mod realise;
+mod refuse;
+mod ring;
+mod search;
+#[cfg(test)]
+mod tests;
+mod why;
+
+use motley_cluster::Plan;
+
+use crate::problem::{
+    Budget, BudgetUse, Method, Objective, PlanError, PlanOutcome, Problem, Quality, Reason,
+};
+
+use build::Trim;
+use instance::Instance;
+use realise::realise;
+use ring::Assignment;
+
+/// Real layers are placed anew at most this often, each time with one layer less on some device.
+const TRIMS_MAX: usize = 1024;
+
+/// A latency plan by one of Halda's methods.
+pub(crate) fn plan(
+    problem: &Problem,
+    method: Method,
+    budget: Budget,
+) -> Result<PlanOutcome, PlanError> {
+    let solved = match method {
+        Method::HaldaPaper => published::solve(problem)?,
+        _ => solve(problem, method, budget)?,
+    };
+    let mut reasons = why::reasons(problem, &solved, budget);
+    reasons.extend(solved.reasons);
+    Ok(PlanOutcome {
+        objective_value: objective_value(problem, &solved.plan),
+        plan: solved.plan,
+        method,
+        quality: solved.quality,
+        reasons,
+        used: solved.used,
+    })
+}
+
+/// An assignment with its plan.
+struct Solved {
+    instance: Instance,
+    best: Assignment,
+    plan: Plan,
+    quality: Quality,
+    used: BudgetUse,
+    reasons: Vec<Reason>,
+}
+
+fn solve(problem: &Problem, method: Method, budget: Budget) -> Result<Solved, PlanError> {
+    let scope = build::scope(problem, budget);
+    let mut used = BudgetUse::default();
+    let mut trim = Trim::none(problem);
+    for _ in 0..TRIMS_MAX {
+        let instance = build::instance(problem, &trim);
+        let found = search::search(&instance, &scope);
+        used.evaluations += found.divisions;
+        let Some(best) = found.best else {
+            return Err(refuse::refusal(problem, &instance, &scope, budget));
+        };
+        let best = checked(&instance, best, (method, budget), &mut used);
+        match realise(problem, &instance, &best) {
+            Ok(plan) => {
+                let quality = if found.exact { Quality::Optimal } else { Quality::Heuristic };
+                let reasons = Vec::new();
+                return Ok(Solved { instance, best, plan, quality, used, reasons });
+            }
+            Err(overfull) => trim.shrink(overfull),
+        }
+    }
+    let instance = build::instance(problem, &trim);
+    Err(refuse::refusal(problem, &instance, &scope, budget))
+}
+
+/// The winner's division of layers as HiGHS sees it, if that is better; [`Method::HaldaExact`] and
+/// builds without HiGHS keep the search's own.
+#[cfg(feature = "highs")]
+fn checked(
+    instance: &Instance,
+    best: Assignment,
+    (method, budget): (Method, Budget),
+    used: &mut BudgetUse,
+) -> Assignment {
+    if method == Method::HaldaExact {
+        return best;
+    }
+    used.milps += 1;
+    match milp::divide(instance, &best.ring, best.rounds, budget.milp_nodes) {
+        Some(other) if other.key() < best.key() => other,
+        _ => best,
+    }
+}
+
+#[cfg(not(feature = "highs"))]
+fn checked(
+    _: &Instance,
+    best: Assignment,
+    _: (Method, Budget),
+    _: &mut BudgetUse,
+) -> Assignment {
+    best
+}
+
+/// The plan's value in the objective's unit.
+fn objective_value(problem: &Problem, plan: &Plan) -> f64 {
+    let predicted = plan.predicted();
+    let generated = problem.workload.generated_tokens.mean;
+    let service = predicted.ttft_s.value() + predicted.tpot_s.value() * generated;
+    match problem.objective {
+        Objective::Latency => predicted.tpot_s.value(),
+        Objective::FinishingTime => service,
+        Objective::Waiting => predicted.max_wait_s.value(),
+        Objective::Throughput => predicted.throughput_tok_per_s.value(),
+        Objective::Goodput => {
+            let workload = &problem.workload;
+            let late = workload.ttft_limit_s.is_some_and(|limit| predicted.ttft_s > limit)
+                || workload.tpot_limit_s.is_some_and(|limit| predicted.tpot_s > limit);
+            if late { 0.0 } else { 1.0 / service }
+        }
+    }
+}

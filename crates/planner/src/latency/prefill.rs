@@ -1,0 +1,78 @@
+//! Time of evaluating a prompt on a ring.
+
+use motley_cluster::{DeviceId, Seconds};
+
+use super::instance::Instance;
+use super::ring::Assignment;
+use crate::cost::{CostModel, Pass, Site};
+use crate::problem::Problem;
+
+/// Time from a request to its first token on an idle ring: its chunks go around one after another.
+///
+/// Each chunk pays busy times, hops and disk as a token does; streaming overlaps the whole chunk's
+/// work. Only the last chunk computes logits.
+pub(super) fn time_to_first_token(
+    problem: &Problem,
+    instance: &Instance,
+    best: &Assignment,
+) -> Seconds {
+    let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
+    let prompt = problem.workload.prompt_tokens.mean.ceil() as u32;
+    let mut depth = 0;
+    let mut total = 0.0;
+    while depth < prompt {
+        let tokens = (prompt - depth).min(problem.workload.micro_batch_tokens);
+        total += chunk_time(&costs, instance, best, Pass::prefill(tokens, depth));
+        depth += tokens;
+    }
+    let head = DeviceId::new(best.ring.head as u16);
+    let last = Pass::prefill(1, depth.saturating_sub(1));
+    let output = costs
+        .head_time(head, Site::Gpu, last)
+        .or_else(|| costs.head_time(head, Site::Cpu, last))
+        .unwrap_or_default();
+    Seconds::new(total + output.value()).expect("a sum of times is a time")
+}
+
+fn chunk_time(
+    costs: &CostModel<'_>,
+    instance: &Instance,
+    best: &Assignment,
+    pass: Pass,
+) -> f64 {
+    let ring = &best.ring;
+    let id = |device: usize| DeviceId::new(device as u16);
+    let layer = |device, site| {
+        costs.mean_layer_time(id(device), site, pass).unwrap_or_default().value()
+    };
+    let hop = |from: usize, to: usize| {
+        if from == to {
+            return 0.0;
+        }
+        costs.hop_time(id(from), id(to), pass).unwrap_or_default().value()
+    };
+    let rounds = f64::from(best.rounds);
+    let last = ring.order.len() - 1;
+    let (mut busy, mut longest, mut added) = (hop(ring.head, ring.order[0]), 0.0_f64, 0.0);
+    for (at, (device, split)) in ring.order.iter().zip(&best.splits).enumerate() {
+        let profile = costs.cluster().device(id(*device));
+        let both = if split.cpu > 0 && split.gpu > 0 {
+            costs.copy_time(id(*device), 2, pass).value()
+        } else {
+            0.0
+        };
+        let mut own = layer(*device, Site::Cpu) * f64::from(split.cpu)
+            + layer(*device, Site::Gpu) * f64::from(split.gpu)
+            + (both + profile.step_overhead_s.value()) * rounds;
+        own += if at < last {
+            hop(*device, ring.order[at + 1]) * rounds
+        } else {
+            hop(*device, ring.order[0]) * (rounds - 1.0) + hop(*device, ring.head)
+        };
+        busy += own;
+        longest = longest.max(own + instance.clock.seconds(split.overlapped));
+        added += instance.clock.seconds(split.added);
+    }
+    busy += costs.embedding_time(id(ring.head), pass).value();
+    busy.max(longest) + added
+}

@@ -1,0 +1,123 @@
+//! The published iteration on a real problem: its view of the devices, and its answer as a plan.
+
+use motley_cluster::{DeviceId, Os};
+
+use super::build::{self, Trim, decode_pass};
+use super::instance::Instance;
+use super::order::order;
+use super::paper::{Iterated, Kind, PaperDevice, PaperProblem, iterate_and_drop};
+use super::realise::realise;
+use super::ring::{Assignment, Ring, measured};
+use super::{Solved, TRIMS_MAX, refuse};
+use crate::cost::{CostModel, MemoryBudget, Site};
+use crate::problem::{Budget, BudgetUse, Method, PlanError, Problem, Quality, Reason};
+
+/// Plans by the published iteration. Its windows are measured by the direct cost of the problem's
+/// disk model, which may differ from its own objective.
+pub(super) fn solve(problem: &Problem) -> Result<Solved, PlanError> {
+    let scope = build::scope(problem, Budget::DEFAULT);
+    let head = scope.heads[0];
+    let mut devices = scope.devices.clone();
+    devices.sort_by_key(|device| (*device != head, *device));
+    if devices.len() > problem.model.layers_count() as usize {
+        let reason = "there are more devices than layers";
+        return Err(PlanError::NotApplicable { method: Method::HaldaPaper, reason });
+    }
+    let (kept, run) = iterate_and_drop(&view(problem, &devices));
+    let kept: Vec<usize> = kept.iter().map(|at| devices[*at]).collect();
+    let reasons: Vec<Reason> =
+        run.repairs.iter().map(|repair| Reason::IterationRepaired { repair: *repair }).collect();
+    let mut trim = Trim::none(problem);
+    for _ in 0..TRIMS_MAX {
+        let instance = build::instance(problem, &trim);
+        let Some(best) = assignment(&instance, &kept, &run) else {
+            return Err(refuse::refusal(problem, &instance, &scope, Budget::DEFAULT));
+        };
+        match realise(problem, &instance, &best) {
+            Ok(plan) => {
+                let used = BudgetUse { evaluations: run.trace.len() as u64, milps: 0 };
+                let quality = Quality::Heuristic;
+                return Ok(Solved { instance, best, plan, quality, used, reasons });
+            }
+            Err(overfull) => trim.shrink(overfull),
+        }
+    }
+    let instance = build::instance(problem, &trim);
+    Err(refuse::refusal(problem, &instance, &scope, Budget::DEFAULT))
+}
+
+/// The iteration's windows on a ring in the order of the shortest tour. GPU layers are cut to what
+/// real layers allow.
+fn assignment(instance: &Instance, kept: &[usize], run: &Iterated) -> Option<Assignment> {
+    let head = kept[0];
+    instance.as_head[head].as_ref()?;
+    let ring = Ring { head, order: order(instance, head, &kept[1..])? };
+    let layers: Vec<(u32, u32)> = ring
+        .order
+        .iter()
+        .map(|device| {
+            let at = kept.iter().position(|other| other == device).expect("tours visit all");
+            let member = instance.member(*device, head);
+            let rounds = run.windows.rounds;
+            let total = run.windows.layers[at] * rounds;
+            let gpu = (run.windows.gpu[at] * rounds).min(member.gpu_layers_max);
+            (total - gpu, gpu)
+        })
+        .collect();
+    measured(instance, &ring, run.windows.rounds, &layers)
+}
+
+/// The problem as the published equations see it, devices in this order, the head first.
+fn view(problem: &Problem, devices: &[usize]) -> PaperProblem {
+    let model = &problem.model;
+    let costs = CostModel::new(&problem.cluster, model, &problem.workload);
+    let pass = decode_pass(&problem.workload);
+    let plain = model.mean_layer_bytes().as_f64();
+    let kv = build::layer_kv_bytes(model, problem.workload.kv_type, &problem.workload);
+    let head = DeviceId::new(devices[0] as u16);
+    // The published runtime computes the output on the CPU unless told otherwise; ours does so only
+    // without a GPU, and the direct cost is ours.
+    let head_time = costs
+        .head_time(head, Site::Gpu, pass)
+        .or_else(|| costs.head_time(head, Site::Cpu, pass))
+        .unwrap_or_default();
+    let device = |(at, index): (usize, &usize)| {
+        let id = DeviceId::new(*index as u16);
+        let next = DeviceId::new(devices[(at + 1) % devices.len()] as u16);
+        let profile = problem.cluster.device(id);
+        let alpha = costs.mean_layer_time(id, Site::Cpu, pass).unwrap_or_default().value();
+        let gpu = costs.mean_layer_time(id, Site::Gpu, pass);
+        let hop = costs.hop_time(id, next, pass).unwrap_or_default();
+        let xi = hop + costs.copy_time(id, 2, pass) + profile.step_overhead_s;
+        let kind = match profile.os {
+            Os::Macos if profile.is_metal() => Kind::Metal,
+            Os::Macos => Kind::Macos,
+            Os::Linux | Os::Android | Os::Windows => Kind::Linux,
+        };
+        let budget = MemoryBudget::of(profile);
+        let memory = &profile.memory;
+        let swap = if profile.os == Os::Android {
+            memory.swappable_bytes.min(memory.swap_available_bytes).as_f64()
+        } else {
+            0.0
+        };
+        PaperDevice {
+            alpha,
+            beta: gpu.map(|gpu| gpu.value() - alpha),
+            xi: xi.value(),
+            kind,
+            memory: budget.ram.as_f64() + swap,
+            gpu_free: budget.gpu.as_f64(),
+            // What the GPU's buffers take is already off its usable memory.
+            buffers: (build::cpu_buffer(problem, at == 0 && gpu.is_none()).as_f64(), 0.0),
+            disk: profile.reload_rate().value(),
+        }
+    };
+    PaperProblem {
+        layers: model.layers_count(),
+        layer_bytes: (plain, plain + kv),
+        head_bytes: (model.embedding_row_bytes().as_f64(), model.output_bytes.as_f64()),
+        head_time: (head_time + costs.embedding_time(head, pass)).value(),
+        devices: devices.iter().enumerate().map(device).collect(),
+    }
+}
