@@ -28,7 +28,7 @@ pub use layout::Layout;
 pub use maker::{
     ExpertShape, FileType, Llama3Stretch, MadeModel, MakeError, ModelRecipe, ModelShape,
     SlidingWindowShape, UnknownFileType, UnknownPreset, make_model, make_model_file, preset,
-    preset_names,
+    preset_names, small_model,
 };
 pub use model::{Model, OpenError, VocabularyLoadError};
 pub use rows::{Row, RowsError};

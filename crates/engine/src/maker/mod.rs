@@ -2,7 +2,7 @@
 //!
 //! A made model runs as fast, takes as much memory and is cut into layers like the real one; only
 //! what it says is noise. Tests use small ones, measurements use few layers of large ones.
-//! Start with [`ModelRecipe`] or a [`preset`]; [`make_model_file`] writes the file.
+//! Start with a [`preset`] or a [`small_model`]; [`make_model_file`] writes the file.
 
 mod file_type;
 mod plan;
@@ -22,7 +22,7 @@ use motley_ggml::MappedFile;
 use motley_model::{Architecture, Gguf, GgufError, MetadataError, WriteError};
 
 pub use file_type::{FileType, UnknownFileType};
-pub use presets::{UnknownPreset, preset, preset_names};
+pub use presets::{UnknownPreset, preset, preset_names, small_model};
 pub use recipe::{ExpertShape, Llama3Stretch, ModelRecipe, ModelShape, SlidingWindowShape};
 
 use plan::ModelPlan;

@@ -35,6 +35,35 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|row| row.name)
 }
 
+/// The recipe of a small model of an architecture: made in milliseconds, with the features of its
+/// family and rows that suit every tensor type. Tests use it, and whoever changes single numbers.
+///
+/// It takes the vocabulary as it is. A recipe of an architecture that cannot be made is refused
+/// when it is made.
+pub fn small_model(architecture: &str, file_type: FileType) -> ModelRecipe {
+    let family = [&LLAMA_2, &QWEN_2_5, &QWEN_3, &GEMMA_3]
+        .into_iter()
+        .find(|family| family.architecture == architecture)
+        .unwrap_or(&LLAMA_2);
+    let mut recipe = Row {
+        name: "small",
+        family,
+        file_type,
+        sizes: [4, 256, 512, 4, 2],
+        head_length: 64,
+        vocabulary_size: 0,
+    }
+    .recipe();
+    recipe.name = format!("small {architecture}");
+    architecture.clone_into(&mut recipe.architecture);
+    recipe.shape.vocabulary_size = None;
+    if let Some(window) = &mut recipe.shape.sliding_window {
+        // Four blocks and a short text see both kinds of layers, and the end of the window.
+        *window = SlidingWindowShape { tokens: 16, period: 3 };
+    }
+    recipe
+}
+
 fn known_names() -> String {
     preset_names().collect::<Vec<_>>().join(", ")
 }
