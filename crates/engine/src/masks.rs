@@ -36,6 +36,8 @@ pub(crate) fn append(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn check(
@@ -52,6 +54,40 @@ mod tests {
             .map(|row| row.iter().map(|cell| if *cell == LOOK { 'x' } else { '.' }).collect())
             .collect();
         assert_eq!(drawn, rows);
+    }
+
+    proptest! {
+        /// Whatever the lengths of batches, the cells that a row may look at hold exactly the
+        /// latest `window` positions up to its own.
+        #[test]
+        fn visible_cells_hold_the_positions_in_sight(
+            window in 1..40_usize,
+            runs in prop::collection::vec(1..24_usize, 1..30),
+        ) {
+            const BATCH: usize = 24;
+            let cells = window + BATCH;
+            let mut held = vec![None; cells];
+            let mut next = 0;
+            for length in runs {
+                let run = next..next + length;
+                run.clone().for_each(|position| held[position % cells] = Some(position));
+                let mut mask = Vec::new();
+                append(run.clone(), cells, cells, Some(window), &mut mask);
+                for (row, position) in mask.chunks(cells).zip(run.clone()) {
+                    let mut seen: Vec<usize> = row
+                        .iter()
+                        .zip(&held)
+                        .filter(|(cell, _)| **cell == LOOK)
+                        .map(|(_, held)| held.unwrap())
+                        .collect();
+                    seen.sort_unstable();
+                    let expected: Vec<usize> =
+                        ((position + 1).saturating_sub(window)..=position).collect();
+                    prop_assert_eq!(seen, expected);
+                }
+                next = run.end;
+            }
+        }
     }
 
     #[test]

@@ -71,6 +71,11 @@ impl ReferenceModel {
         let size = unsafe { sys::llama_vocab_n_tokens(sys::llama_model_get_vocab(raw.as_ptr())) };
         Ok(Self { raw, vocabulary_size: usize::try_from(size).unwrap_or(0) })
     }
+
+    /// Tokens in the vocabulary, which is the number of logits.
+    pub fn vocabulary_size(&self) -> usize {
+        self.vocabulary_size
+    }
 }
 
 impl Drop for ReferenceModel {

@@ -17,9 +17,9 @@ use motley_ggml::{
     Vocabulary,
 };
 
-/// Threads of every test: two, asleep between graphs, so that tests can run side by side.
+/// Threads of most tests: one, so that tests side by side never wait for each other's threads.
 pub(crate) const THREADS: ThreadPoolOptions =
-    ThreadPoolOptions { threads: 2, poll_percent: 50, pinned: false };
+    ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false };
 
 /// Tokens of context of every test.
 pub(crate) const CONTEXT_TOKENS: usize = 1024;
