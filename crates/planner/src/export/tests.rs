@@ -1,0 +1,68 @@
+//! Exports of plans made by hand.
+
+use expect_test::{Expect, expect};
+
+use super::{ExportTarget, export};
+use crate::explain::sample::{FOUR_QWEN3, HOME_70B, Sample, outcome, problem};
+use crate::problem::Objective;
+
+fn check(place: (&str, &str), samples: &[Sample], target: ExportTarget, expected: Expect) {
+    let (cluster, model) = place;
+    let problem = problem(cluster, model, Objective::Latency);
+    let outcome = outcome(&problem, samples).expect("a plan");
+    expected.assert_eq(&export(&problem, &outcome, target, "my model.gguf").text());
+}
+
+const HOME: (&str, &str) = ("prima-home", "llama-3-70b-q4_k_m");
+const FOUR: (&str, &str) = ("e2llm-4", "qwen3-30b-a3b-q4_k_m");
+
+#[test]
+fn home_for_llama_cpp() {
+    check(HOME, HOME_70B, ExportTarget::LlamaCpp, expect![[""]]);
+}
+
+#[test]
+fn home_for_prima_cpp() {
+    check(HOME, HOME_70B, ExportTarget::PrimaCpp, expect![[""]]);
+}
+
+#[test]
+fn four_for_llama_cpp() {
+    check(
+        FOUR,
+        FOUR_QWEN3,
+        ExportTarget::LlamaCpp,
+        expect![[r#"
+        # device names stand for addresses
+        # on Dev.5
+        rpc-server -H Dev.5 -p 50052 -d Metal -c
+        # on Dev.2
+        llama-server -m 'my model.gguf' -ngl 23 --rpc Dev.5:50052 --split-mode layer --tensor-split 16,7 -c 4096 -np 1 -ub 512 -fa on --fit off --host Dev.2 --port 8080
+        # on Dev.1
+        llama-server -m 'my model.gguf' -ngl 17 -c 16384 -np 4 -ub 512 -fa on --fit off --host Dev.1 --port 8080
+        # what llama.cpp cannot do of this plan:
+        # - llama.cpp hands no keys and values over: the 1 prefill and 1 decode replicas become independent servers that each do both
+        # - the GPU layers of Dev.2 come last in the model: remote devices take the layers before them
+    "#]],
+    );
+}
+
+#[test]
+fn four_for_prima_cpp() {
+    check(
+        FOUR,
+        FOUR_QWEN3,
+        ExportTarget::PrimaCpp,
+        expect![[r#"
+        # device names stand for addresses
+        # on Dev.5
+        llama-cli -m 'my model.gguf' --world 2 --rank 1 --master Dev.2 --next Dev.2 --prefetch -ngl 16
+        # on Dev.2
+        llama-server -m 'my model.gguf' --world 2 --rank 0 --master Dev.2 --next Dev.5 --prefetch -lw 32,16 -ngl 6 --keep-out-in-cuda -c 4096 -np 1 -ub 512 -fa --host Dev.2 --port 8080
+        # on Dev.1
+        llama-server -m 'my model.gguf' -ngl 16 --keep-out-in-cuda -c 16384 -np 4 -ub 512 -fa -cb --host Dev.1 --port 8080
+        # what prima.cpp cannot do of this plan:
+        # - prima.cpp hands no keys and values over: the 1 prefill and 1 decode replicas become independent servers that each do both
+    "#]],
+    );
+}
