@@ -12,6 +12,8 @@
 
 mod cost;
 mod dispatch;
+mod explain;
+mod export;
 mod latency;
 mod problem;
 
@@ -21,6 +23,12 @@ pub use cost::{
     stage_demand, stage_fit, windowed_lru_time,
 };
 pub use dispatch::plan;
+pub use explain::{
+    Basis, Change, ChangeEffect, DrawnReplica, Drawing, Explanation, Ink, Lane, LaneRun, NextLayer,
+    NextLayerPlace, Refusal, ReplicaFacts, SingleDevice, SlotRoom, UnusedDevice, UsedDevice, explain,
+    explain_refusal,
+};
+pub use export::{Export, ExportCommand, ExportTarget, export};
 pub use problem::{
     Budget, BudgetUse, IterationRepair, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
     Quality, Reason, Remedy, Shortage, WaitingModel,

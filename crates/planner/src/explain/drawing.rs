@@ -1,10 +1,10 @@
 //! What a drawing of a plan shows, before it is text or SVG.
 
-use motley_cluster::{Bytes, DeviceId, LayerRange, Residency, Role, Seconds};
+use motley_cluster::{Bytes, DeviceId, LayerRange, ReplicaId, Residency, Role, Seconds};
 use serde::Serialize;
 
 use super::figures::{counted, time};
-use crate::problem::{Objective, PlanOutcome, Problem};
+use crate::problem::{Objective, PlanOutcome, Problem, Reason};
 
 /// A plan as lanes of devices over the layers of the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -86,6 +86,23 @@ impl Drawing {
     }
 }
 
+/// The device that a replica's passes wait for: the one the search names, which also counts its disk,
+/// else the one with the longest busy time.
+pub(super) fn slowest(outcome: &PlanOutcome, index: usize) -> Option<DeviceId> {
+    let id = ReplicaId::new(index as u16);
+    for reason in &outcome.reasons {
+        if let Reason::Bottleneck { replica, device, .. } = reason
+            && *replica == id
+        {
+            return Some(*device);
+        }
+    }
+    let replica = &outcome.plan.replicas()[index];
+    let members = replica.members.iter().zip(&replica.predicted.stage_s);
+    let first_slowest = members.rev().max_by_key(|(_, stage)| **stage);
+    first_slowest.map(|(member, _)| member.device)
+}
+
 fn subtitle(objective: Objective, outcome: &PlanOutcome) -> String {
     let predicted = outcome.plan.predicted();
     let first = time(predicted.ttft_s);
@@ -114,7 +131,7 @@ fn drawn(problem: &Problem, outcome: &PlanOutcome, index: usize) -> DrawnReplica
     if outcome.plan.replicas().len() > 1 {
         heading = format!("Replica {index}: {heading}");
     }
-    let slowest = replica.predicted.stage_s.iter().max();
+    let slowest = slowest(outcome, index);
     let lanes = replica.members.iter().enumerate().map(|(position, member)| {
         let mut runs: Vec<LaneRun> = Vec::new();
         for run in member.residency.iter().filter(|run| !run.layers.is_empty()) {
@@ -140,7 +157,7 @@ fn drawn(problem: &Problem, outcome: &PlanOutcome, index: usize) -> DrawnReplica
             runs,
             stage,
             hop: replica.predicted.hop_s[position],
-            bottleneck: slowest == Some(&stage) && replica.members.len() > 1,
+            bottleneck: slowest == Some(member.device) && replica.members.len() > 1,
             gpu: claim.map_or_else(Default::default, |c| (c.gpu_bytes, c.gpu_budget_bytes)),
             ram: claim.map_or_else(Default::default, |c| (c.ram_bytes, c.ram_budget_bytes)),
         }

@@ -9,6 +9,7 @@ use motley_cluster::{
 use serde::Serialize;
 
 use super::changes::{self, ChangeEffect};
+use super::drawing::slowest;
 use crate::cost::{CostModel, MemoryBudget, Pass, Site};
 use crate::dispatch::plan;
 use crate::problem::{
@@ -268,11 +269,11 @@ impl Facts<'_> {
     fn used(&self) -> Vec<UsedDevice> {
         let mut used = Vec::new();
         for (index, replica) in self.outcome.plan.replicas().iter().enumerate() {
-            let slowest = replica.predicted.stage_s.iter().max();
+            let slowest = slowest(self.outcome, index);
             for (member, stage) in replica.members.iter().zip(&replica.predicted.stage_s) {
                 used.push(UsedDevice {
                     replica: ReplicaId::new(index as u16),
-                    bottleneck: Some(stage) == slowest,
+                    bottleneck: slowest == Some(member.device),
                     stage: *stage,
                     ..self.member(replica, member)
                 });

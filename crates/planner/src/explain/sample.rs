@@ -128,7 +128,7 @@ pub(crate) fn outcome(problem: &Problem, samples: &[Sample]) -> Option<PlanOutco
         reasons: vec![Reason::Slots {
             replica: motley_cluster::ReplicaId::new(samples.len() as u16 - 1),
             slots: samples[samples.len() - 1].slots,
-            limited_by: LimitKind::Memory,
+            limited_by: if samples.len() > 1 { LimitKind::Floor } else { LimitKind::Arrival },
         }],
         used: BudgetUse { evaluations: 1, milps: 0 },
     })
