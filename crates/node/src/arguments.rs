@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::{completions, make_model, run, short_options, show, tokenize, version};
+use crate::{completions, make_model, plan, run, short_options, show, tokenize, version};
 
 /// Printed when nothing is asked.
 pub(crate) const WELCOME: &str = "\
@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Run(Box<run::Arguments>),
     /// Show what a model is and what it needs
     Show(show::Arguments),
+    /// Plan who computes what, why, and how fast that is
+    Plan(Box<plan::Arguments>),
     /// Turn text into a model's tokens
     Tokenize(tokenize::Arguments),
     /// Make a model of random weights in a given shape

@@ -16,6 +16,7 @@ mod interrupt;
 mod loading;
 mod make_model;
 mod memory;
+mod plan;
 mod prompt;
 mod run;
 mod session;
@@ -59,6 +60,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Welcome => Ok(terminal::print(arguments::WELCOME)?),
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Show(arguments) => show::execute(&arguments),
+        Command::Plan(arguments) => plan::execute(&arguments),
         Command::Tokenize(arguments) => tokenize::execute(&arguments),
         Command::MakeModel(arguments) => make_model::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),

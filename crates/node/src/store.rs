@@ -103,7 +103,7 @@ fn advice(wanted: &str, known: &[(String, PathBuf)], folder: Option<&Path>) -> S
 }
 
 /// Names that begin with or contain the wanted one, or are spelled like it; the nearest first.
-fn near_names<'n>(wanted: &str, known: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
+pub(crate) fn near_names<'n>(wanted: &str, known: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
     let mut scored: Vec<(f64, &str)> = known
         .map(|name| {
             let part = if name.contains(wanted) { 1.0 } else { 0.0 };

@@ -1,6 +1,8 @@
 //! `motley plan compare`: the same problem by every method.
 
-use motley_planner::{Budget, Method, Objective, PlanError, PlanOutcome, Problem, explain_refusal, plan};
+use motley_planner::{
+    Budget, Method, Objective, PlanError, PlanOutcome, Problem, explain_refusal, plan,
+};
 use serde_json::{Value as Json, json};
 
 use super::{document, question};
@@ -39,7 +41,9 @@ fn refused_by_all(
         return None;
     }
     let errors = || answers.iter().filter_map(|(m, answer)| Some((*m, answer.as_ref().err()?)));
-    errors().find(|(_, error)| matches!(error, PlanError::Infeasible { .. })).or_else(|| errors().next())
+    errors()
+        .find(|(_, error)| matches!(error, PlanError::Infeasible { .. }))
+        .or_else(|| errors().next())
 }
 
 fn table(problem: &Problem, answers: &[(Method, Result<PlanOutcome, PlanError>)]) -> String {
@@ -55,8 +59,16 @@ fn table(problem: &Problem, answers: &[(Method, Result<PlanOutcome, PlanError>)]
         Objective::Goodput => "requests/s",
         Objective::Throughput => "objective tok/s",
     };
-    let mut table =
-        Table::new(["method", value, "tpot ms", "ttft ms", "max wait s", "tok/s", "devices", "replicas"]);
+    let mut table = Table::new([
+        "method",
+        value,
+        "tpot ms",
+        "ttft ms",
+        "max wait s",
+        "tok/s",
+        "devices",
+        "replicas",
+    ]);
     for (method, outcome) in rows {
         let predicted = outcome.plan.predicted();
         table.row([

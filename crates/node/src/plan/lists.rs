@@ -1,8 +1,6 @@
 //! What can be named: models, clusters and methods that are built in.
 
-use motley_cluster::{
-    builtin_cluster, builtin_cluster_names, builtin_model, builtin_model_names,
-};
+use motley_cluster::{builtin_cluster, builtin_cluster_names, builtin_model, builtin_model_names};
 use motley_planner::Method;
 
 use super::Arguments;

@@ -121,10 +121,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let file = arguments.model.as_deref().unwrap_or_default();
     let exported = target.map(|target| commands(&problem, &outcome, target, file));
     if arguments.json {
-        let explanation =
-            arguments.explain.then(|| explain(&problem, &outcome, Budget::DEFAULT));
-        let document =
-            document::of(&problem, &outcome, explanation.as_ref(), exported.as_ref())?;
+        let explanation = arguments.explain.then(|| explain(&problem, &outcome, Budget::DEFAULT));
+        let document = document::of(&problem, &outcome, explanation.as_ref(), exported.as_ref())?;
         return Ok(terminal::print_json(&document)?);
     }
     if let Some(exported) = exported {
@@ -134,12 +132,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// A profile's name stands for a file that is still to be found.
-fn commands(
-    problem: &Problem,
-    outcome: &PlanOutcome,
-    target: ExportTarget,
-    model: &str,
-) -> Export {
+fn commands(problem: &Problem, outcome: &PlanOutcome, target: ExportTarget, model: &str) -> Export {
     let is_file = std::path::Path::new(model).exists();
     let file = if is_file { model.to_owned() } else { format!("{model}.gguf") };
     export(problem, outcome, target, &file)

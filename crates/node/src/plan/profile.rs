@@ -88,7 +88,8 @@ fn weight_type(matrix: &TensorInfo) -> Result<WeightType, Failure> {
     let name = matrix.tensor_type.name();
     let found = WeightType::ALL.iter().find(|known| known.label().eq_ignore_ascii_case(name));
     found.copied().ok_or_else(|| {
-        let error = anyhow::anyhow!("{} is {name}, which no device profile has a rate for", matrix.name);
+        let error =
+            anyhow::anyhow!("{} is {name}, which no device profile has a rate for", matrix.name);
         Failure::new(Kind::Refused, error)
     })
 }

@@ -69,9 +69,9 @@ pub(super) fn workload_line(problem: &Problem) -> String {
             format!("{count} requests, one every {interval} s")
         }
     };
-    let floor = workload.speed_floor_tok_per_s.map_or_else(String::new, |floor| {
-        format!(", at least {} tok/s each", floor.value())
-    });
+    let floor = workload
+        .speed_floor_tok_per_s
+        .map_or_else(String::new, |floor| format!(", at least {} tok/s each", floor.value()));
     let cache = match workload.kv_type {
         KvType::F16 => "f16",
         KvType::Q8_0 => "q8_0",
@@ -88,8 +88,9 @@ fn find_cluster(name: &str) -> Result<Cluster, Failure> {
     if is_document(name) {
         return read(Path::new(name));
     }
-    builtin_cluster(name)
-        .map_err(|_| unknown("cluster", name, builtin_cluster_names(), "motley plan --list-clusters"))
+    builtin_cluster(name).map_err(|_| {
+        unknown("cluster", name, builtin_cluster_names(), "motley plan --list-clusters")
+    })
 }
 
 fn find_model(name: &str, arguments: &Arguments) -> Result<ModelProfile, Failure> {
@@ -161,8 +162,8 @@ fn read<T: Document>(path: &Path) -> Result<T, Failure> {
         return Err(Failure::new(Kind::Refused, error));
     }
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let text = String::from_utf8(bytes)
-        .with_context(|| format!("{} is no UTF-8 text", path.display()))?;
+    let text =
+        String::from_utf8(bytes).with_context(|| format!("{} is no UTF-8 text", path.display()))?;
     let is_json = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("json"));
     let value = if is_json { from_json(&text) } else { from_toml(&text) };
     Ok(value.with_context(|| path.display().to_string())?)
