@@ -1,6 +1,7 @@
 //! From method to search.
 
 use crate::latency;
+use crate::load;
 use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem};
 
 /// Finds a plan. The same problem, method and budget give the same plan on every machine.
@@ -22,6 +23,6 @@ pub fn plan(problem: &Problem, method: Method, budget: Budget) -> Result<PlanOut
         Method::Auto if problem.objective == Objective::Latency => {
             latency::plan(problem, Method::Halda, budget)
         }
-        _ => Err(PlanError::NotApplicable { method, reason: "this build has no search for it" }),
+        _ => load::plan(problem, method, budget),
     }
 }

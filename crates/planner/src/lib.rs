@@ -15,6 +15,7 @@ mod dispatch;
 mod explain;
 mod export;
 mod latency;
+mod load;
 mod problem;
 
 pub use cost::{
@@ -29,6 +30,10 @@ pub use explain::{
     explain_refusal,
 };
 pub use export::{Export, ExportCommand, ExportTarget, export};
+pub use load::{
+    Congestion, EmptyStages, Partition, PartitionCosts, congestion, partition_by_bottleneck,
+    partition_under_floor, state_dependent_wait,
+};
 pub use problem::{
     Budget, BudgetUse, IterationRepair, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
     Quality, Reason, Remedy, Shortage, WaitingModel,

@@ -1,0 +1,162 @@
+//! Exact search over all ways to group devices (PLANNER 5, method B).
+
+use std::rc::Rc;
+
+use super::front::{Offer, Point, best, reduce};
+use super::replica::{Choices, Wanted, choices_beyond};
+use super::setting::{Setting, TypeId};
+use super::waiting::{Key, Sums};
+
+/// Most pairs of a set of devices and one of its subsets that an exact search is started for.
+pub(super) const PAIRS_MAX: f64 = 6e6;
+
+/// Pairs the search will look at for so many devices of each type: identical devices count once.
+pub(super) fn pairs(counts: &[usize]) -> f64 {
+    let of_type = |count: &usize| (*count as f64 + 1.0) * (*count as f64 + 2.0) / 2.0;
+    counts.iter().map(of_type).product()
+}
+
+/// How far an exact search came.
+#[derive(Debug)]
+pub(super) struct Searched {
+    pub(super) best: Option<(Key, Point)>,
+    /// The front of all plans.
+    pub(super) front: Vec<Point>,
+    /// Nothing was left out.
+    pub(super) complete: bool,
+}
+
+/// The front of every set of devices, from the empty one up. A set is one group holding its first
+/// device, or that device idle, next to the front of the rest; its front is therefore exact, and so
+/// is the best of any objective that only gains from each sum.
+///
+/// `counts` says how many devices of each type there are to use.
+pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) -> Searched {
+    let strides: Vec<usize> = counts
+        .iter()
+        .scan(1, |stride, count| {
+            let own = *stride;
+            *stride *= count + 1;
+            Some(own)
+        })
+        .collect();
+    let states: usize = counts.iter().map(|count| count + 1).product();
+    let mut table = Table {
+        setting,
+        strides,
+        fronts: vec![Vec::new(); states],
+        options: vec![Rc::default(); states],
+    };
+    table.fronts[0] = vec![Point::NOTHING];
+    let mut complete = true;
+    for state in 1..states {
+        let set = table.set(state, counts);
+        if setting.exhausted() {
+            complete = false;
+            break;
+        }
+        table.fill(state, &set, wanted);
+    }
+    // Ended early, the largest set that was finished still has plans.
+    let front = table.fronts.pop().filter(|front| !front.is_empty());
+    let front = front.or_else(|| {
+        let any = table.fronts.iter().rev().find(|front| best(setting, front).is_some());
+        any.filter(|_| setting.problem.options.allow_idle).cloned()
+    });
+    let front = front.unwrap_or_default();
+    Searched { best: best(setting, &front), front, complete }
+}
+
+struct Table<'s, 'a> {
+    setting: &'s Setting<'a>,
+    strides: Vec<usize>,
+    fronts: Vec<Vec<Point>>,
+    options: Vec<Rc<Choices>>,
+}
+
+/// A plan of the rest and a choice of the block; block 0 leaves a device idle.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    rest: usize,
+    place: usize,
+    block: usize,
+    index: usize,
+}
+
+impl Table<'_, '_> {
+    /// How many devices of each type a state has.
+    fn set(&self, state: usize, counts: &[usize]) -> Vec<usize> {
+        let digit = |(stride, count): (&usize, &usize)| state / stride % (count + 1);
+        self.strides.iter().zip(counts).map(digit).collect()
+    }
+
+    fn fill(&mut self, state: usize, set: &[usize], wanted: Wanted) {
+        let first = set.iter().position(|count| *count > 0).unwrap_or(0);
+        let mut offers: Vec<Offer<Origin>> = Vec::new();
+        if self.setting.problem.options.allow_idle {
+            let rest = state - self.strides[first];
+            for (place, point) in self.fronts[rest].iter().enumerate() {
+                let origin = Origin { rest, place, block: 0, index: 0 };
+                offers.push(Offer { sums: point.sums, rest: point.rest, origin });
+            }
+        }
+        let mut block = vec![0; set.len()];
+        block[first] = 1;
+        let mut code = self.strides[first];
+        loop {
+            if code != state {
+                self.offer(state - code, code, &mut offers);
+            }
+            if !self.advance(&mut block, &mut code, set, first) {
+                break;
+            }
+        }
+        let kept = reduce(offers, usize::MAX);
+        let mut front: Vec<Point> = kept.iter().map(|offer| self.point(&offer.origin)).collect();
+        // The set as one group counts only where parts of it do not do better.
+        let group: Vec<TypeId> =
+            set.iter().enumerate().flat_map(|(kind, count)| vec![kind; *count]).collect();
+        let offered: Vec<Sums> = front.iter().map(|point| point.sums).collect();
+        let mut own = choices_beyond(self.setting, &group, wanted, &offered);
+        own.retain(|choice| !offered.iter().any(|sums| sums.covers(&choice.sums)));
+        let own = Rc::new(own);
+        if !own.is_empty() {
+            front.extend((0..own.len()).map(|index| Point::NOTHING.with(&own, index)));
+            front = reduce(front, usize::MAX);
+        }
+        self.options[state] = own;
+        self.fronts[state] = front;
+    }
+
+    /// Every plan of `rest` with every choice of the block.
+    fn offer(&self, rest: usize, block: usize, offers: &mut Vec<Offer<Origin>>) {
+        for (index, choice) in self.options[block].iter().enumerate() {
+            for (place, point) in self.fronts[rest].iter().enumerate() {
+                offers.push(point.offer(choice, Origin { rest, place, block, index }));
+            }
+        }
+    }
+
+    fn point(&self, origin: &Origin) -> Point {
+        let before = &self.fronts[origin.rest][origin.place];
+        if origin.block == 0 {
+            return before.clone();
+        }
+        before.with(&self.options[origin.block], origin.index)
+    }
+
+    /// The next block inside a set that holds its first device.
+    fn advance(&self, block: &mut [usize], code: &mut usize, set: &[usize], first: usize) -> bool {
+        for kind in first..set.len() {
+            if block[kind] < set[kind] {
+                block[kind] += 1;
+                *code += self.strides[kind];
+                return true;
+            }
+            let least = usize::from(kind == first);
+            *code -= (block[kind] - least) * self.strides[kind];
+            block[kind] = least;
+        }
+        false
+    }
+}
