@@ -13,7 +13,7 @@ use motley_engine::{
     CacheElement, CacheError, Engine, EngineOptions, Entering, LayoutChoice, LoadError, Row,
     RowsError, Step, StepError, Wanted,
 };
-use motley_ggml::Token;
+use motley_ggml::{ReferenceModel, ReferenceRow, Token};
 
 const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const GEMMA3: &str = "gemma-3-270m-it.Q4_K_M.gguf";
@@ -55,10 +55,9 @@ fn prompts(fixture: &Fixture) -> Vec<Vec<Token>> {
 /// Logits of every slot's answer when all slots are decoded together, each fed the tokens of
 /// `answers`, while longer prompts still come in chunks of four.
 fn together(
-    engine: &mut Engine,
-    cut: &Cut,
     prompts: &[Vec<Token>],
     answers: &[Greedy],
+    mut run: impl FnMut(&[Row], &[Token], &[usize]) -> Vec<Vec<f32>>,
 ) -> Vec<Vec<Vec<f32>>> {
     const CHUNK: usize = 4;
     let mut logits_of: Vec<Vec<Vec<f32>>> = vec![Vec::new(); prompts.len()];
@@ -83,27 +82,52 @@ fn together(
                 owners.push(slot);
             }
         }
-        let logits = run_cut(engine, cut, &rows, &tokens, &wanted);
-        let width = engine.hyper().vocabulary_size;
-        for (slot, logits) in owners.into_iter().zip(logits.chunks(width)) {
-            logits_of[slot].push(logits.to_vec());
+        for (slot, logits) in owners.into_iter().zip(run(&rows, &tokens, &wanted)) {
+            logits_of[slot].push(logits);
         }
     }
     logits_of
 }
 
-/// How far the two largest logits are apart.
-fn lead(logits: &[f32]) -> f32 {
-    let mut sorted = logits.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    sorted[0] - sorted[1]
+/// Steps at which the largest logit is not the token that the slot chose alone.
+fn differing(alone: &[Greedy], together: &[Vec<Vec<f32>>]) -> usize {
+    let steps = alone.iter().zip(together).flat_map(|(alone, together)| {
+        assert_eq!(alone.tokens.len(), together.len());
+        alone.tokens.iter().zip(together)
+    });
+    steps.filter(|(token, logits)| greedy(logits) != **token).count()
 }
 
-/// Kernels for several rows add up in another order than those for one, some in 16 bits, so that
-/// logits differ a little: a token may differ from the slot's own only where it led by less.
-fn check_slots(name: &str, ties_max: usize) {
+/// llama.cpp's logits for the same batches, fed its own answers.
+fn reference_differing(fixture: &Fixture, prompts: &[Vec<Token>], count: usize) -> usize {
+    let alone: Vec<Greedy> =
+        prompts.iter().map(|prompt| fixture.reference_greedy(prompt, count, true)).collect();
+    let model = ReferenceModel::load(fixture.model.path(), true).unwrap();
+    let mut context = fixture.reference_context(&model, prompts.len());
+    let batches = together(prompts, &alone, |rows, tokens, wanted| {
+        let rows: Vec<ReferenceRow> = rows
+            .iter()
+            .zip(tokens)
+            .enumerate()
+            .map(|(index, (row, token))| ReferenceRow {
+                token: *token,
+                position: u32::try_from(row.position).unwrap(),
+                sequence: u32::try_from(row.slot).unwrap(),
+                logits: wanted.contains(&index),
+            })
+            .collect();
+        context.decode(&rows).unwrap();
+        wanted.iter().map(|index| context.logits(*index).to_vec()).collect()
+    });
+    differing(&alone, &batches)
+}
+
+/// Every slot's answer beside others is its answer alone. Kernels for several rows add up in
+/// another order than those for one, attention even in 16 bits; a model whose logits lie close
+/// together then chooses differently now and then, with llama.cpp as with us. So a slot may differ
+/// about as often as llama.cpp's own do.
+fn check_slots(name: &str, exact: bool) {
     const COUNT: usize = 32;
-    const ROUNDING: f32 = 0.5;
     let Some(fixture) = Fixture::open(name) else { return };
     let prompts = prompts(&fixture);
     let mut engine = fixture.engine(prompts.len(), LayoutChoice::Measured, CacheElement::F16);
@@ -111,35 +135,30 @@ fn check_slots(name: &str, ties_max: usize) {
     let halves = Cut::all(fixture.layers())[1].clone();
     let alone: Vec<Greedy> =
         prompts.iter().map(|prompt| ours_greedy(&mut engine, &whole, prompt, COUNT)).collect();
+    let allowed =
+        if exact { 0 } else { 2 * reference_differing(&fixture, &prompts, COUNT) + COUNT / 8 };
     for cut in [&whole, &halves] {
         (0..prompts.len()).for_each(|slot| engine.clear(slot));
-        let together = together(&mut engine, cut, &prompts, &alone);
-        let (mut ties, mut steps) = (0, 0);
-        for (slot, (alone, together)) in alone.iter().zip(&together).enumerate() {
-            assert_eq!(together.len(), COUNT);
-            for (step, logits) in together.iter().enumerate() {
-                steps += 1;
-                if greedy(logits) == alone.tokens[step] {
-                    continue;
-                }
-                ties += 1;
-                let lead = lead(&alone.logits[step]);
-                assert!(lead < ROUNDING, "slot {slot}, step {step}: the token led by {lead}");
-            }
-        }
-        println!("{name}, {} windows: {ties} ties in {steps} tokens", cut.0.len());
-        assert!(ties <= ties_max);
+        let width = engine.hyper().vocabulary_size;
+        let batches = together(&prompts, &alone, |rows, tokens, wanted| {
+            let logits = run_cut(&mut engine, cut, rows, tokens, wanted);
+            logits.chunks(width).map(<[f32]>::to_vec).collect()
+        });
+        let differing = differing(&alone, &batches);
+        let steps = COUNT * prompts.len();
+        println!("{name}, {} windows: {differing} of {steps} tokens differ", cut.0.len());
+        assert!(differing <= allowed, "at most {allowed} may");
     }
 }
 
 #[test]
 fn eight_slots_of_smollm2_answer_as_each_does_alone() {
-    check_slots(SMOLLM2, 0);
+    check_slots(SMOLLM2, true);
 }
 
 #[test]
 fn eight_slots_of_gemma3_answer_as_each_does_alone() {
-    check_slots(GEMMA3, 8);
+    check_slots(GEMMA3, false);
 }
 
 /// A prompt longer than window and batch together makes the sliding layers wrap around.

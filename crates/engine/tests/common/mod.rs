@@ -125,20 +125,26 @@ impl Fixture {
         .unwrap()
     }
 
+    /// A context of llama.cpp with the sizes of our engines.
+    pub(crate) fn reference_context<'m>(
+        &self,
+        model: &'m ReferenceModel,
+        sequences: usize,
+    ) -> ReferenceContext<'m> {
+        let options = ReferenceOptions {
+            context_tokens: CONTEXT_TOKENS as u32,
+            sequences: sequences as u32,
+            batch_rows: BATCH_ROWS as u32,
+            cache_element: motley_ggml::ElementType::F16,
+            threads: THREADS,
+        };
+        ReferenceContext::new(model, options).unwrap()
+    }
+
     /// Greedy tokens of llama.cpp.
     pub(crate) fn reference_greedy(&self, prompt: &[Token], count: usize, repack: bool) -> Greedy {
         let model = ReferenceModel::load(&self.path, repack).unwrap();
-        let mut context = ReferenceContext::new(
-            &model,
-            ReferenceOptions {
-                context_tokens: CONTEXT_TOKENS as u32,
-                sequences: 1,
-                batch_rows: BATCH_ROWS as u32,
-                cache_element: motley_ggml::ElementType::F16,
-                threads: THREADS,
-            },
-        )
-        .unwrap();
+        let mut context = self.reference_context(&model, 1);
         let mut result = Greedy { tokens: Vec::new(), logits: Vec::new() };
         let mut next = prompt.to_vec();
         let mut position = 0;
