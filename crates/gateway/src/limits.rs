@@ -139,7 +139,8 @@ const _: () = {
     assert!(limits.schema.depth < limits.json_depth);
     assert!(limits.schema.nodes < limits.json_nodes);
     assert!(limits.schema.nodes as u64 <= limits.schema.expanded_nodes);
-    assert!(limits.schema.enum_values * limits.schema.nodes > limits.schema.enum_values);
+    // The shortest value and its comma take two bytes.
+    assert!(limits.schema.enum_values * 2 < limits.schema.bytes);
     assert!(limits.choices as usize <= limits.generations);
     assert!(limits.prompts <= limits.generations);
     assert!(limits.keep_alive.as_secs() * 2 < limits.idle.as_secs());
