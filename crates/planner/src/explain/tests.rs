@@ -36,7 +36,30 @@ fn check(actual: &str, expected: Expect) {
 #[test]
 fn explanation_of_a_latency_plan() {
     let (problem, outcome) = home();
-    check(&explained(&problem, &outcome, HOME_70B).text(&problem), expect![[""]]);
+    check(&explained(&problem, &outcome, HOME_70B).text(&problem), expect![[r#"
+        llama-3-70b-q4_k_m by pareto: 4.59 s per token; a heuristic's answer, not known to be the best.
+        No single device can serve alone.
+
+        device  replica  layers  gpu  ram  stream     stage         gpu memory           ram used    next layer
+        D1 *          0       0    1    0       0   11.2 ms  2.01 GB / 2.40 GB                  -  +713 ms disk
+        D2            0    1-18   13    5       0   97.5 ms  6.92 GB / 7.30 GB  3.00 GB / 4.40 GB  +14.3 ms ram
+        D3            0   19-78   20   14      26  4.44 s <  10.4 GB / 10.8 GB  8.95 GB / 10.4 GB  +12.3 ms ram
+        D4            0      79    0    1       0   30.4 ms                  -   754 MB / 2.04 GB  +29.6 ms ram
+        * head, < slowest of its replica
+
+        Why each device has what it has
+          D1: 1 layer, all on the GPU at 10.6 ms each; its memory is full, one more from disk would take 713 ms, on D3 12.3 ms.
+          D2: 18 layers, 13 on the GPU at 1.65 ms each, 5 in RAM at 14.3 ms each; its GPU is full, one more in RAM would add 14.3 ms, on D3 12.3 ms.
+          D3: 60 layers, 20 on the GPU at 1.28 ms each, 14 in RAM at 12.3 ms each, 26 read from disk for every token; its GPU is full, one more in RAM would add 12.3 ms, nowhere less.
+          D4: 1 layer, all in RAM at 29.6 ms each; one more in RAM would add 29.6 ms, on D3 12.3 ms.
+
+        Slots
+          1 slot; more would find no more requests.
+
+        What one change would bring
+          weights one quantisation step smaller (33.2 GB): 3.59 s per token (-22 %)
+          no gain from: wires to all devices instead of Wi-Fi; a wire to D1 instead of Wi-Fi; a wire to D2 instead of Wi-Fi; a wire to D3 instead of Wi-Fi; a wire to D4 instead of Wi-Fi; 8-bit keys and values; half the context (2048 tokens); 8 GiB more memory in D1; 8 GiB more RAM in D2; 8 GiB more RAM in D3; 8 GiB more memory in D4
+    "#]]);
 }
 
 #[test]
@@ -45,39 +68,51 @@ fn explanation_of_a_load_plan() {
     check(
         &explained(&problem, &outcome, FOUR_QWEN3).text(&problem),
         expect![[r#"
-        qwen3-30b-a3b-q4_k_m by pareto: 54.9 ms waiting; a heuristic's answer, not known to be the best.
-        No single device can serve alone.
+            qwen3-30b-a3b-q4_k_m by pareto: 54.9 ms waiting; a heuristic's answer, not known to be the best.
+            No single device can serve alone.
 
-        device   replica  layers  gpu  ram  stream      stage         gpu memory           ram used    next layer
-        Dev.2 *        0    0-31    6   26       0   3.51 s <  2.86 GB / 4.40 GB  9.62 GB / 55.0 GB  +2.80 ms gpu
-        Dev.5          0   32-47   16    0       0     608 ms  6.16 GB / 10.7 GB                  -  +38.0 ms gpu
-        Dev.1 *        1    0-47   16   32       0  54.9 ms <  7.06 GB / 10.8 GB  13.2 GB / 55.0 GB  +0.21 ms gpu
-        * head, < slowest of its replica
+            device   replica  layers  gpu  ram  stream      stage         gpu memory           ram used    next layer
+            Dev.2 *        0    0-31    6   26       0   3.51 s <  2.86 GB / 4.40 GB  9.62 GB / 55.0 GB  +2.80 ms gpu
+            Dev.5          0   32-47   16    0       0     608 ms  6.16 GB / 10.7 GB                  -  +38.0 ms gpu
+            Dev.1 *        1    0-47   16   32       0  54.9 ms <  7.06 GB / 10.8 GB  13.2 GB / 55.0 GB  +0.21 ms gpu
+            * head, < slowest of its replica
 
-        Why each device has what it has
-          Dev.2: 32 layers: 6 on the GPU at 2.80 ms each, 26 in RAM at 134 ms each; one more on its GPU would add 2.80 ms, nowhere less.
-          Dev.5: 16 layers: 16 on the GPU at 38.0 ms each; one more on its GPU would add 38.0 ms, on Dev.2 2.80 ms.
-          Dev.1: 48 layers: 16 on the GPU at 0.21 ms each, 32 in RAM at 1.62 ms each; it holds the whole model.
+            Why each device has what it has
+              Dev.2: 32 layers, 6 on the GPU at 2.80 ms each, 26 in RAM at 134 ms each; one more on its GPU would add 2.80 ms, nowhere less.
+              Dev.5: 16 layers, all on the GPU at 38.0 ms each; one more on its GPU would add 38.0 ms, on Dev.2 2.80 ms.
+              Dev.1: 48 layers, 16 on the GPU at 0.21 ms each, 32 in RAM at 1.62 ms each; it holds the whole model.
 
-        Devices without work
-          Dev.6: not used; taking 26 layers over would save 2.50 s per pass, its hop would cost 36.6 ms.
+            Devices without work
+              Dev.6: not used; taking 26 layers over would save 2.50 s per pass, its hop would cost 36.6 ms.
 
-        Slots
-          Replica 0 (prefill): 1 slot; one more needs 6.29 MB on Dev.2, which has 1.54 GB left.
-          Replica 1 (decode): 4 slots; memory limits them: one more needs 134 MB on Dev.1, which has 3.74 GB left.
+            Slots
+              Replica 0 (prefill): 1 slot; one more needs 6.29 MB on Dev.2, which has 1.54 GB left.
+              Replica 1 (decode): 4 slots; one more would fall below the speed floor.
 
-        What one change would bring
-          weights one quantisation step smaller (14.3 GB): 42.8 ms waiting (-22 %)
-          8-bit keys and values: 53.6 ms waiting (-2.5 %)
-          no gain from: half the context (2048 tokens); 8 GiB more RAM in Dev.1; 8 GiB more RAM in Dev.2; 8 GiB more memory in Dev.5; 8 GiB more memory in Dev.6
-    "#]],
+            What one change would bring
+              weights one quantisation step smaller (14.6 GB): 43.6 ms waiting (-21 %)
+              8-bit keys and values: 53.6 ms waiting (-2.5 %)
+              no gain from: half the context (2048 tokens); 8 GiB more RAM in Dev.1; 8 GiB more RAM in Dev.2; 8 GiB more memory in Dev.5; 8 GiB more memory in Dev.6
+        "#]],
     );
 }
 
 #[test]
 fn drawing_of_a_latency_plan() {
     let (problem, outcome) = home();
-    check(&Drawing::of(&problem, &outcome).terminal(78, Ink::Plain), expect![[""]]);
+    check(&Drawing::of(&problem, &outcome).terminal(78, Ink::Plain), expect![[r#"
+        llama-3-70b-q4_k_m on prima-home
+        pareto: 4.59 s per token, first token after 2.00 s
+
+        prefill and decode, 1 slot
+        D1 * █·····················································  11.2 ms
+        D2   ·▒▒▒█████████·········································  97.5 ms
+        D3   ·············▒▒▒▒▒▒▒▒▒██████████████~~~~~~~~~~~~~~~~~·   4.44 s < slowest
+        D4   ·····················································▒  30.4 ms
+             0                                                   79
+
+        ██ gpu  ▒▒ ram  ~~ stream  * head
+    "#]]);
 }
 
 #[test]
@@ -224,7 +259,12 @@ fn refusals_say_what_is_short_by_how_much_and_what_would_help() {
     };
     let refusal = explain_refusal(&problem, Method::Pareto, &error, Budget::DEFAULT);
     let text = format!("{}\n{}\n", refusal.cause, refusal.remedies.join("\n"));
-    check(&text, expect![[""]]);
+    check(&text, expect![[r#"
+        memory is short by 13.5 GB: llama-3-70b-q4_k_m needs 44.0 GB, all devices together have 30.5 GB
+        store keys and values in 8 bits (kv_type = "q8_0")
+        add 13.5 GB of RAM to D2
+        use a file of at most 28.0 GB
+    "#]]);
 }
 
 /// Whatever a search returns can be explained and drawn.

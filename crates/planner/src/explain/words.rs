@@ -117,23 +117,24 @@ impl Explanation {
     /// One sentence on a share: what it holds at which price, and why not one layer more.
     fn share(&self, used: &UsedDevice) -> String {
         let mut parts = Vec::new();
+        let total = used.gpu_layers + used.ram_layers + used.stream_layers;
+        let some = |count: u32| if count == total { "all".to_owned() } else { count.to_string() };
         if used.gpu_layers > 0 {
             let each = used.gpu_layer.map_or_else(String::new, |t| format!(" at {} each", time(t)));
-            parts.push(format!("{} on the GPU{each}", used.gpu_layers));
+            parts.push(format!("{} on the GPU{each}", some(used.gpu_layers)));
         }
         if used.ram_layers > 0 {
-            parts.push(format!("{} in RAM at {} each", used.ram_layers, time(used.cpu_layer)));
+            let each = time(used.cpu_layer);
+            parts.push(format!("{} in RAM at {each} each", some(used.ram_layers)));
         }
         if used.stream_layers > 0 {
-            parts.push(format!("{} read from disk for every token", used.stream_layers));
+            parts.push(format!("{} read from disk for every token", some(used.stream_layers)));
         }
         if parts.is_empty() {
-            parts.push("no layers: it only embeds, projects and samples".to_owned());
+            parts.push("it only embeds, projects and samples".to_owned());
         }
-        let total = used.gpu_layers + used.ram_layers + used.stream_layers;
-        let holds =
-            if total == 0 { String::new() } else { format!("{}: ", counted(total, "layer")) };
-        format!("{}: {holds}{}; {}.", used.name, parts.join(", "), self.why_no_more(used))
+        let (holds, why) = (counted(total, "layer"), self.why_no_more(used));
+        format!("{}: {holds}, {}; {why}.", used.name, parts.join(", "))
     }
 
     fn why_no_more(&self, used: &UsedDevice) -> String {

@@ -56,13 +56,13 @@ fn replica_commands(
     let head_gpu = head.map_or(0, |member| member.count(Residency::Gpu));
     let head_cpu = head.map_or(0, |member| member.layers_count()) - head_gpu;
     let head_has_gpu = source.has_gpu(replica.head);
-    // The last part also computes the output.
-    if head_gpu > 0 || (head_has_gpu && parts.is_empty()) {
+    // A local GPU is always among the devices; the last one also computes the output.
+    if head_has_gpu {
         parts.push(head_gpu);
     }
     if let Some(last) = parts.last_mut() {
         *last += 1;
-        if !head_has_gpu || head_gpu == 0 && !servers.is_empty() {
+        if !head_has_gpu {
             losses.push(output_loss(source, replica));
         }
     }
