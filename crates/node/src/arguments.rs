@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::{completions, make_model, plan, run, short_options, show, tokenize, version};
+use crate::{bench, completions, make_model, plan, run, short_options, show, tokenize, version};
 
 /// Printed when nothing is asked.
 pub(crate) const WELCOME: &str = "\
@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Show(show::Arguments),
     /// Plan who computes what, why, and how fast that is
     Plan(Box<plan::Arguments>),
+    /// Measure speed, alone or side by side with llama.cpp
+    Bench(bench::Arguments),
     /// Turn text into a model's tokens
     Tokenize(tokenize::Arguments),
     /// Make a model of random weights in a given shape

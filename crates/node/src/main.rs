@@ -9,6 +9,7 @@
 )]
 
 mod arguments;
+mod bench;
 mod completions;
 mod driver;
 mod failure;
@@ -61,6 +62,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Show(arguments) => show::execute(&arguments),
         Command::Plan(arguments) => plan::execute(&arguments),
+        Command::Bench(arguments) => bench::execute(&arguments),
         Command::Tokenize(arguments) => tokenize::execute(&arguments),
         Command::MakeModel(arguments) => make_model::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),

@@ -10,7 +10,7 @@ mod subject;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use motley_engine::{CacheElement, EngineOptions, LayoutChoice, Model};
 use motley_ggml::{ReferenceContext, ReferenceModel, ReferenceOptions, ThreadPoolOptions};
@@ -18,41 +18,45 @@ use motley_ggml::{ReferenceContext, ReferenceModel, ReferenceOptions, ThreadPool
 use self::measure::{Plan, Workload, alternate};
 use self::report::Report;
 use self::subject::{Ours, Theirs};
+use crate::failure::Failure;
+use crate::{loading, store};
 
-/// Measure prompt and generation speed.
+/// Arguments of `motley bench`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Model file.
-    #[arg(value_name = "FILE")]
-    model: PathBuf,
-    /// Measure another engine on the same file in the same run.
+    /// A GGUF file, or the name of a model in the folder of models
+    model: String,
+    /// Folder of models
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+    /// Measure another engine on the same file in the same run
     #[arg(long, value_name = "ENGINE")]
     against: Option<Opponent>,
-    /// Compute threads [default: all processors].
+    /// Compute threads [default: all processors]
     #[arg(short, long)]
     threads: Option<usize>,
-    /// Runs of each measurement.
+    /// Runs of each measurement
     #[arg(short, long, default_value_t = 7)]
     repetitions: usize,
-    /// Tokens of the prompt, in one batch.
+    /// Tokens of the prompt, in one batch
     #[arg(short = 'p', long, default_value_t = 512)]
     prompt_tokens: usize,
-    /// Tokens generated per sequence.
+    /// Tokens generated per sequence
     #[arg(short = 'n', long, default_value_t = 32)]
     generated_tokens: usize,
-    /// Measure only these.
+    /// Measure only these
     #[arg(long, value_delimiter = ',')]
     only: Vec<Workload>,
-    /// Also measure process start to first token, and memory beyond weights and buffers.
+    /// Also measure process start to first token, and memory beyond weights and buffers
     #[arg(long)]
     start: bool,
-    /// Keep weights as in the file instead of measuring layouts.
+    /// Keep weights as in the file instead of measuring layouts
     #[arg(long)]
     plain: bool,
-    /// Print JSON.
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Answer one token through this engine and leave; what `--start` runs.
+    /// Answer one token through this engine and leave; what `--start` runs
     #[arg(long, hide = true)]
     first_token_of: Option<Engine>,
 }
@@ -78,23 +82,27 @@ enum Engine {
 /// Most sequences of any workload.
 const SEQUENCES_MAX: usize = 32;
 
-/// Runs the command and prints its report.
-///
-/// # Errors
-/// When the model cannot be loaded or an engine fails.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
+    let folder = store::folder(arguments.models.clone());
+    let path = store::resolve(&arguments.model, folder.as_deref())?;
+    let model = Model::open(&path).map_err(loading::open_failure)?;
+    Ok(compare(arguments, &model)?)
+}
+
+fn compare(arguments: &Arguments, model: &Model) -> anyhow::Result<()> {
     let threads = ThreadPoolOptions {
         threads: match arguments.threads {
             Some(threads) => threads,
-            None => std::thread::available_parallelism()?.get(),
+            None => loading::threads_default(),
         },
         poll_percent: 50,
         pinned: false,
     };
     if let Some(engine) = arguments.first_token_of {
-        return start::first_token(engine, &arguments.model, threads, arguments.prompt_tokens);
+        return start::first_token(engine, model, threads, arguments.prompt_tokens);
     }
-    if arguments.repetitions == 0 || arguments.prompt_tokens == 0 || arguments.generated_tokens == 0 {
+    if arguments.repetitions == 0 || arguments.prompt_tokens == 0 || arguments.generated_tokens == 0
+    {
         bail!("repetitions and tokens must be at least 1");
     }
     let plan = Plan {
@@ -102,11 +110,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         generated_tokens: arguments.generated_tokens,
         repetitions: arguments.repetitions,
     };
-    let model = Model::open(&arguments.model)?;
-    let mut ours = Ours::load(&model, &engine_options(&model, arguments, threads)?)?;
-    let mut report = Report::new(&model, threads.threads, &ours, plan);
+    let mut ours = Ours::load(model, &engine_options(model, arguments, threads)?)?;
+    let mut report = Report::new(model, threads.threads, &ours, plan);
     let reference = match arguments.against {
-        Some(Opponent::LlamaCpp) => Some(ReferenceModel::load(&arguments.model, true)?),
+        Some(Opponent::LlamaCpp) => Some(ReferenceModel::load(model.path(), true)?),
         None => None,
     };
     for workload in Workload::value_variants() {
@@ -126,7 +133,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     drop(ours);
     if arguments.start {
         let against = arguments.against.is_some();
-        report.start = Some(start::compare(&arguments.model, threads.threads, against)?);
+        report.start = Some(start::compare(model.path(), threads.threads, against)?);
     }
     report.print(arguments.json)
 }

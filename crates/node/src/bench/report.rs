@@ -1,12 +1,11 @@
 //! What a benchmark says.
 
-use std::io::Write;
-
 use motley_engine::{EngineMemory, Layout, Model};
 use serde_json::{Map, Value, json};
 
 use super::measure::{Measured, Plan};
 use super::subject::Ours;
+use crate::terminal;
 
 /// Results, printed as a table or as JSON.
 #[derive(Debug)]
@@ -43,9 +42,9 @@ impl Report {
     /// When nobody reads it.
     pub(super) fn print(&self, as_json: bool) -> anyhow::Result<()> {
         if as_json {
-            return print_line(&serde_json::to_string_pretty(&self.json())?);
+            return terminal::print_json(&self.json());
         }
-        print_line(&self.table())
+        terminal::print(&self.table())
     }
 
     fn json(&self) -> Value {
@@ -68,9 +67,7 @@ impl Report {
         let mut ratios = Map::new();
         for measured in &self.measured {
             let name = measured.workload.name();
-            let rates = |[min, median, max]: [f64; 3]| {
-                json!({ "tokens_per_s": median, "min": min, "max": max })
-            };
+            let rates = |[min, median, max]: [f64; 3]| json!({ "tokens_per_s": median, "min": min, "max": max });
             let mut entry = json!({ "motley": rates(measured.ours.spread()) });
             if let Some(theirs) = &measured.theirs {
                 entry["llama.cpp"] = rates(theirs.spread());
@@ -104,8 +101,7 @@ impl Report {
                 .theirs
                 .as_ref()
                 .map_or_else(String::new, |theirs| format!("{:.1}", theirs.spread()[1]));
-            let ratio =
-                measured.ratio().map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+            let ratio = measured.ratio().map_or_else(String::new, |ratio| format!("{ratio:.3}"));
             lines.push(format!(
                 "{:<10}{median:>16.1}{:>20}{theirs:>16}{ratio:>8}",
                 measured.workload.name(),
@@ -115,6 +111,7 @@ impl Report {
         if let Some(start) = &self.start {
             lines.push(format!("start and memory: {start}"));
         }
+        lines.push(String::new());
         lines.join("\n")
     }
 }
@@ -125,12 +122,4 @@ fn describe(layout: Layout) -> String {
         Layout::Packed => "interleaved".to_owned(),
         Layout::PackedUpTo(rows) => format!("interleaved up to {rows} rows, else as in the file"),
     }
-}
-
-/// Prints one line, or several, to standard output.
-///
-/// # Errors
-/// When nobody reads it.
-pub(super) fn print_line(text: &str) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
 }

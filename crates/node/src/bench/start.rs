@@ -4,13 +4,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context as _, ensure};
 use motley_engine::{CacheElement, EngineOptions, LayoutChoice, Model};
 use motley_ggml::{ReferenceContext, ReferenceModel, ReferenceOptions, ThreadPoolOptions};
 use serde_json::{Value, json};
 
 use super::subject::{Ours, Subject, Theirs};
 use super::{Engine, own_program};
+use crate::memory;
 
 /// Fresh processes per engine.
 const REPETITIONS: usize = 5;
@@ -49,7 +50,7 @@ const FULL_CONTEXT_TOKENS: usize = 2048;
 /// When loading or computing fails.
 pub(super) fn first_token(
     engine: Engine,
-    path: &Path,
+    model: &Model,
     threads: ThreadPoolOptions,
     prompt_tokens: usize,
 ) -> anyhow::Result<()> {
@@ -60,11 +61,10 @@ pub(super) fn first_token(
     };
     let memory = match engine {
         Engine::Motley => {
-            let model = Model::open(path)?;
             // Text needs the vocabulary; its loading belongs to the start.
             let vocabulary = std::thread::scope(|scope| -> anyhow::Result<_> {
                 let loading = scope.spawn(|| model.vocabulary());
-                let mut ours = Ours::load(&model, &options(&model, threads))?;
+                let mut ours = Ours::load(model, &options(model, threads))?;
                 answer(&mut ours)?;
                 let memory = ours.engine.memory();
                 loading.join().map_err(|_| anyhow::anyhow!("loading the vocabulary failed"))??;
@@ -75,7 +75,7 @@ pub(super) fn first_token(
                 + held.weights_allocated_bytes
                 + held.cache_bytes
                 + held.compute_bytes;
-            let peak = peak_resident_bytes()?;
+            let peak = peak_resident()?;
             json!({
                 "peak_resident_bytes": peak,
                 "weights_mapped_bytes": held.weights_mapped_bytes,
@@ -86,9 +86,9 @@ pub(super) fn first_token(
             })
         }
         Engine::LlamaCpp => {
-            let model = ReferenceModel::load(path, true)?;
+            let reference = ReferenceModel::load(model.path(), true)?;
             let context = ReferenceContext::new(
-                &model,
+                &reference,
                 ReferenceOptions {
                     context_tokens: u32::try_from(FULL_CONTEXT_TOKENS)?,
                     sequences: 1,
@@ -97,11 +97,11 @@ pub(super) fn first_token(
                     threads,
                 },
             )?;
-            answer(&mut Theirs::new(context, model.vocabulary_size()))?;
-            json!({ "peak_resident_bytes": peak_resident_bytes()? })
+            answer(&mut Theirs::new(context, reference.vocabulary_size()))?;
+            json!({ "peak_resident_bytes": peak_resident()? })
         }
     };
-    super::report::print_line(&memory.to_string())
+    crate::terminal::print_json(&memory)
 }
 
 fn options(model: &Model, threads: ThreadPoolOptions) -> EngineOptions {
@@ -144,15 +144,8 @@ fn child(
     Ok((seconds, printed))
 }
 
-/// Peak resident memory of this process, from the kernel.
-fn peak_resident_bytes() -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")
-        .context("peak memory is only known on Linux")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let Some(kib) = line.and_then(|rest| rest.split_whitespace().next()) else {
-        bail!("the kernel reports no peak memory");
-    };
-    Ok(kib.parse::<u64>()? * 1024)
+fn peak_resident() -> anyhow::Result<u64> {
+    memory::peak_resident_bytes().context("peak memory is only known on Linux")
 }
 
 fn median(values: &mut [f64]) -> f64 {
