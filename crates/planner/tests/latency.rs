@@ -2,23 +2,39 @@
 
 use motley_cluster::*;
 use motley_planner::*;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
-fn home(model: &str, options: PlanOptions) -> Problem {
+fn problem(cluster: Cluster, model: &str, options: PlanOptions) -> Problem {
     Problem {
-        cluster: builtin_cluster("prima-home").expect("built in"),
+        cluster,
         model: builtin_model(model).expect("built in"),
-        workload: Workload::single_user(64.0, 64.0, 1024).expect("valid"),
+        workload: Workload::single_user(64.0, 64.0, 512).expect("valid"),
         objective: Objective::Latency,
         options,
     }
+}
+
+fn home() -> Cluster {
+    builtin_cluster("prima-home").expect("built in")
+}
+
+/// The home cluster with this much free RAM on its largest machine.
+fn home_with_cache(gib: f64) -> Cluster {
+    let mut spec = home().to_spec();
+    let mut device = spec.devices[2].to_spec();
+    assert_eq!(device.name, "D3");
+    device.memory.ram_available_bytes = Bytes::from_gib(gib).expect("a size");
+    spec.devices[2] = DeviceProfile::new(device).expect("valid");
+    Cluster::new(spec).expect("valid")
 }
 
 fn outcome(problem: &Problem, method: Method) -> PlanOutcome {
     plan(problem, method, Budget::DEFAULT).expect("feasible")
 }
 
-fn tpot_ms(problem: &Problem, method: Method) -> f64 {
-    outcome(problem, method).plan.predicted().tpot_s.as_ms()
+fn tpot_ms(outcome: &PlanOutcome) -> f64 {
+    outcome.plan.predicted().tpot_s.as_ms()
 }
 
 fn layers_by_device(plan: &Plan) -> String {
@@ -27,26 +43,214 @@ fn layers_by_device(plan: &Plan) -> String {
         let count = |kind| member.count(kind);
         let (gpu, ram) = (count(Residency::Gpu), count(Residency::Ram));
         let stream = count(Residency::Stream);
-        format!("{} {gpu}g+{ram}r+{stream}s", plan.device_name(member.device))
+        format!("{} {gpu}+{ram}+{stream}", plan.device_name(member.device))
     };
     let members: Vec<String> = replica.members.iter().map(member).collect();
     format!("k={} {}", replica.rounds, members.join(", "))
 }
 
+/// Published row, our model, free RAM of the largest machine in GiB, and why it is missed if it is.
+///
+/// 9.7 GiB are stated, but the machine's page cache held between 14 and 22 GiB in the studies' own runs
+/// (PLANNER 3.9), and models above 34 GiB would not fit the cluster's stated memory at all.
+const PUBLISHED: [(&str, &str, f64, Option<&str>); 10] = [
+    (
+        "Llama-3-8B",
+        "llama-3-8b-q4_k_m",
+        9.7,
+        Some("the GPU's rate is measured on Q4_0, whose kernels are faster than those of K types"),
+    ),
+    ("Llama-1-30B", "llama-1-30b-q4_k_s", 9.7, None),
+    ("Llama-3-45B", "llama-3-45b-q4_k_s", 9.7, None),
+    ("Llama-3-60B", "llama-3-60b-q4_k_s", 9.7, None),
+    ("Llama-1-65B", "llama-1-65b-q4_k_s", 16.0, None),
+    ("Llama-3-70B", "llama-3-70b-q4_k_s", 16.0, None),
+    (
+        "Qwen-2.5-7B",
+        "qwen2.5-7b-q4_k_m",
+        9.7,
+        Some("the GPU's rate is measured on Q4_0, whose kernels are faster than those of K types"),
+    ),
+    ("Qwen-2.5-14B", "qwen2.5-14b-q4_k_m", 9.7, None),
+    ("Qwen-2.5-32B and QwQ-32B", "qwen2.5-32b-q4_k_m", 9.7, None),
+    ("Qwen-2.5-72B", "qwen2.5-72b-q4_k_m", 22.0, None),
+];
+
 #[test]
-#[expect(clippy::print_stdout, reason = "the table is what the test is read for")]
+#[expect(clippy::print_stdout, reason = "the table of misses is part of the result")]
 fn published_latencies_of_the_home_cluster() {
-    for id in builtin_model_names() {
-        let problem = home(&id, PlanOptions::full());
-        let found = outcome(&problem, Method::Halda);
-        let paper = plan(&problem, Method::HaldaPaper, Budget::DEFAULT);
-        let paper = paper.map(|paper| {
-            format!("{:.1} {}", paper.plan.predicted().tpot_s.as_ms(), layers_by_device(&paper.plan))
-        });
+    let rows = &Catalogue::builtin().prima_latency;
+    let mut unexplained = Vec::new();
+    for (name, id, cache_gib, explanation) in PUBLISHED {
+        let published = rows.iter().find(|row| row.model == name).expect("a published row").prima;
+        let found =
+            outcome(&problem(home_with_cache(cache_gib), id, PlanOptions::full()), Method::Halda);
+        let stated = outcome(&problem(home(), id, PlanOptions::full()), Method::Halda);
+        let miss = tpot_ms(&found) / published - 1.0;
         println!(
-            "{id:28} halda {:8.1} {}   paper {paper:?}",
-            found.plan.predicted().tpot_s.as_ms(),
-            layers_by_device(&found.plan)
+            "{name:26} published {published:5.0} ms, planned {:7.1} ms ({:+5.1} %) {}; as stated {:.1} ms {}",
+            tpot_ms(&found),
+            miss * 100.0,
+            layers_by_device(&found.plan),
+            tpot_ms(&stated),
+            layers_by_device(&stated.plan),
         );
+        match explanation {
+            Some(explanation) => println!("    missed: {explanation}"),
+            None if miss.abs() > 0.2 => unexplained.push((name, miss)),
+            None => {}
+        }
+    }
+    assert!(unexplained.is_empty(), "{unexplained:?}");
+}
+
+#[test]
+fn small_models_go_to_one_device_and_large_ones_to_all() {
+    let small = outcome(&problem(home(), "llama-3-8b-q4_k_m", PlanOptions::full()), Method::Auto);
+    assert_eq!(layers_by_device(&small.plan), "k=1 D3 32+0+0");
+    assert_eq!((small.method, small.quality), (Method::Halda, Quality::Optimal));
+    // Every other device is explained: what it would save is less than its hop costs.
+    for name in ["D1", "D2", "D4"] {
+        let device = home().find(name).expect("there");
+        let left_out = small.reasons.iter().find_map(|reason| match reason {
+            Reason::LeftOut { device: other, gain, hop_cost, .. } if *other == device => {
+                Some((*gain, *hop_cost))
+            }
+            _ => None,
+        });
+        let (gain, hop_cost) = left_out.expect("a reason per device left out");
+        assert!(gain < hop_cost, "{name}: {gain} {hop_cost}");
+    }
+    let large = outcome(&problem(home(), "llama-3-70b-q4_k_s", PlanOptions::full()), Method::Auto);
+    assert_eq!(large.plan.devices_used().len(), 4);
+}
+
+#[test]
+fn without_streaming_the_refusal_says_what_would_help() {
+    let options = PlanOptions { allow_streaming: false, ..PlanOptions::full() };
+    let refused =
+        plan(&problem(home(), "qwen2.5-72b-q4_k_m", options), Method::Halda, Budget::DEFAULT);
+    let Err(PlanError::Infeasible { shortage, remedies }) = refused else {
+        panic!("72B does not fit: {refused:?}");
+    };
+    let Shortage::ClusterMemory { needed, available } = shortage else {
+        panic!("memory is short: {shortage:?}");
+    };
+    assert!(needed > available);
+    assert_eq!(remedies.first(), Some(&Remedy::AllowStreaming));
+}
+
+#[test]
+fn a_fixed_head_stays_head_even_without_layers() {
+    let mut spec = home().to_spec();
+    spec.head = Some("D4".to_owned());
+    let cluster = Cluster::new(spec).expect("valid");
+    let found = outcome(&problem(cluster, "llama-3-8b-q4_k_m", PlanOptions::full()), Method::Halda);
+    let head = found.plan.replicas()[0].head;
+    assert_eq!(found.plan.device_name(head), "D4");
+    assert_eq!(layers_by_device(&found.plan), "k=1 D4 0+0+0, D3 32+0+0");
+}
+
+#[test]
+fn a_device_behind_another_is_reached_over_it() {
+    let mut spec = home().to_spec();
+    let cut = |from: &str, to: &str| LinkPair {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        symmetric: true,
+        link: None,
+    };
+    // D3 is only linked with the phone, which cannot help with layers.
+    spec.links.pairs = vec![cut("D1", "D3"), cut("D2", "D3")];
+    spec.head = Some("D2".to_owned());
+    let cluster = Cluster::new(spec).expect("valid");
+    let found =
+        outcome(&problem(cluster, "qwen2.5-32b-q4_k_m", PlanOptions::full()), Method::Halda);
+    let relays = found.reasons.iter().any(|reason| matches!(reason, Reason::RelayOnly { .. }));
+    let members = &found.plan.replicas()[0].members;
+    let phone = home().find("D4").expect("there");
+    let uses_phone = members.iter().any(|member| member.device == phone);
+    assert!(relays != uses_phone, "{}", layers_by_device(&found.plan));
+    assert!(members.iter().any(|member| Some(member.device) == home().find("D3")));
+}
+
+#[test]
+fn every_disk_model_gives_a_plan_and_overlap_is_the_fastest() {
+    let times =
+        [DiskModel::RingOverlap, DiskModel::Excess, DiskModel::CyclicLru].map(|disk_model| {
+            let options = PlanOptions { disk_model, ..PlanOptions::full() };
+            tpot_ms(&outcome(&problem(home(), "llama-3-70b-q4_k_s", options), Method::Halda))
+        });
+    assert!(times[0] < times[1] && times[1] < times[2], "{times:?}");
+}
+
+/// A cluster of catalogue devices on one network, their memory and speed drawn.
+fn clusters(devices_max: usize) -> impl Strategy<Value = Cluster> {
+    let device = (0_usize..12, 0.3_f64..1.5, 0.3_f64..2.0);
+    let devices = proptest::collection::vec(device, 2..=devices_max);
+    (devices, 0.0_f64..0.02).prop_map(|(devices, rtt)| {
+        let mut spec = home().to_spec();
+        let kinds = &Catalogue::builtin().devices;
+        spec.devices = Vec::new();
+        for (at, (kind, memory, speed)) in devices.iter().enumerate() {
+            let mut device = kinds[kind % kinds.len()].profile(&format!("d{at}")).to_spec();
+            device.hardware = None;
+            let scaled = |bytes: Bytes| Bytes::from_real(bytes.as_f64() * memory).expect("a size");
+            let total = device.memory.ram_total_bytes;
+            device.memory.ram_available_bytes =
+                scaled(device.memory.ram_available_bytes).min(total);
+            for gpu in &mut device.gpus {
+                gpu.usable_bytes = scaled(gpu.usable_bytes).min(gpu.total_bytes);
+            }
+            let rate = device.cpu.read_bytes_per_s.value() * speed;
+            device.cpu.read_bytes_per_s = BytesPerSecond::new(rate).expect("a rate");
+            spec.devices.push(DeviceProfile::new(device).expect("valid"));
+        }
+        let mut link = spec.links.default.expect("home has one");
+        link.rtt_s = Seconds::new(rtt).expect("a time");
+        spec.links.default = Some(link);
+        Cluster::new(spec).expect("valid")
+    })
+}
+
+fn models() -> impl Strategy<Value = &'static str> {
+    prop_oneof![
+        Just("llama-3-8b-q4_k_m"),
+        Just("qwen2.5-14b-q4_k_m"),
+        Just("qwen2.5-32b-q4_k_m"),
+        Just("llama-3-70b-q4_k_s"),
+        Just("gpt-oss-20b-mxfp4"),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(7),
+        ..ProptestConfig::with_cases(48)
+    })]
+
+    #[test]
+    fn one_shot_is_never_worse_than_the_iteration_or_one_device(
+        cluster in clusters(6),
+        model in models(),
+    ) {
+        let problem = problem(cluster, model, PlanOptions::full());
+        let Ok(found) = plan(&problem, Method::Halda, Budget::DEFAULT) else { return Ok(()) };
+        let exact = plan(&problem, Method::HaldaExact, Budget::DEFAULT).expect("feasible");
+        prop_assert_eq!(&exact.plan, &found.plan);
+        let time = found.plan.predicted().tpot_s;
+        if let Ok(paper) = plan(&problem, Method::HaldaPaper, Budget::DEFAULT) {
+            prop_assert!(time <= paper.plan.predicted().tpot_s);
+        }
+        for reason in &found.reasons {
+            if let Reason::AgainstSingleDevice { single_tpot: Some(single), plan_tpot, .. } = reason {
+                prop_assert!(plan_tpot <= single);
+                prop_assert_eq!(*plan_tpot, time);
+            }
+        }
+        let json = to_json(&found.plan).expect("plans can be written");
+        let read: Plan = from_json(&json).expect("and read");
+        prop_assert_eq!(&read, &found.plan);
     }
 }

@@ -45,8 +45,7 @@ pub(super) fn allocate(seats: &[Seat<'_>], layers: u32, bound: Ticks) -> Option<
     if !search.adds {
         return overlapping;
     }
-    let mixed =
-        if search.limits.is_empty() { search.sum_only() } else { search.every_limit() };
+    let mixed = if search.limits.is_empty() { search.sum_only() } else { search.every_limit() };
     mixed.or(overlapping)
 }
 

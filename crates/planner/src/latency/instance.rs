@@ -164,7 +164,13 @@ impl Instance {
     }
 
     /// Disk cost of `cpu` and `gpu` layers; `None` if the device cannot hold them at all.
-    pub(super) fn disk(&self, member: &Member, cpu: u32, gpu: u32, rounds: u32) -> Option<DiskCost> {
+    pub(super) fn disk(
+        &self,
+        member: &Member,
+        cpu: u32,
+        gpu: u32,
+        rounds: u32,
+    ) -> Option<DiskCost> {
         if gpu > member.gpu_layers_max {
             return None;
         }
@@ -198,7 +204,12 @@ impl Instance {
         let cost = match self.disk {
             DiskModel::Excess => {
                 let pinned = spare.min(cpu - 1);
-                DiskCost { added: member.read(over), pinned, buffer: self.buffer_min, overlapped: 0 }
+                DiskCost {
+                    added: member.read(over),
+                    pinned,
+                    buffer: self.buffer_min,
+                    overlapped: 0,
+                }
             }
             DiskModel::CyclicLru => {
                 let added = member.read(bytes(cpu));

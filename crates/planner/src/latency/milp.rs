@@ -55,8 +55,7 @@ pub(super) fn divide(
     let slowest = |device: &usize| instance.member(*device, ring.head).cpu_layer;
     let unit = ring.order.iter().map(slowest).max()? as f64 * layers / 1e3;
     let unit = unit.max(TIE as f64);
-    let mut program =
-        Program { instance, ring, rounds, problem, unit, token, members: Vec::new() };
+    let mut program = Program { instance, ring, rounds, problem, unit, token, members: Vec::new() };
     for at in 0..ring.order.len() {
         program.add_member(at);
     }
@@ -113,10 +112,8 @@ impl Program<'_> {
         if member.copy > 0 && member.gpu_layers_max > 0 {
             let any_gpu = problem.add_integer_column(0.0, 0.0..=1.0);
             problem.add_row(..=0.0, [(columns.gpu, 1.0), (any_gpu, -all)]);
-            problem.add_row(
-                ..=1.0,
-                [(columns.any_cpu, 1.0), (any_gpu, 1.0), (columns.mixed, -1.0)],
-            );
+            problem
+                .add_row(..=1.0, [(columns.any_cpu, 1.0), (any_gpu, 1.0), (columns.mixed, -1.0)]);
         }
         if self.instance.shape == RoundShape::Equal {
             for layers in [columns.cpu, columns.gpu] {
@@ -242,11 +239,7 @@ impl Program<'_> {
         );
         problem.add_row(
             ..=parts.room,
-            [
-                (columns.cpu, parts.kv),
-                (columns.gpu, parts.shared_gpu),
-                (columns.over, least),
-            ],
+            [(columns.cpu, parts.kv), (columns.gpu, parts.shared_gpu), (columns.over, least)],
         );
         problem.add_row(
             -(read * all)..,

@@ -115,12 +115,7 @@ fn checked(
 }
 
 #[cfg(not(feature = "highs"))]
-fn checked(
-    _: &Instance,
-    best: Assignment,
-    _: (Method, Budget),
-    _: &mut BudgetUse,
-) -> Assignment {
+fn checked(_: &Instance, best: Assignment, _: (Method, Budget), _: &mut BudgetUse) -> Assignment {
     best
 }
 

@@ -89,7 +89,9 @@ fn gpu_counts(
     let most = member.gpu_layers_max.min(layers) / step * step;
     let resident = member.fits(layers - most, most);
     let faster = member.gpu_layer <= member.cpu_layer;
-    let ends = faster && (resident || !member.shared);
+    // Where GPU layers take from the room, or from what keys must find room in, any number may be best.
+    let apart = !member.shared && member.reload_all.is_none();
+    let ends = faster && (resident || apart);
     // Rising numbers of CPU layers: with equal times the GPU is preferred.
     let stride = if ends { most.max(1) } else { step };
     (0..=most).rev().step_by(stride as usize)

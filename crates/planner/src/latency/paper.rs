@@ -211,11 +211,10 @@ fn program(problem: &PaperProblem, sets: &[Set], rounds: u32) -> Option<(f64, Wi
             let Some((cost, gpu)) = cheapest(problem, sets, (at, rounds, window), layers) else {
                 continue;
             };
-            for before in 0..size - layers as usize {
-                let total = least[before] + cost;
+            for (before, sum) in least.iter().enumerate().take(size - layers as usize) {
                 let after = before + layers as usize;
-                if total < next[after] {
-                    next[after] = total;
+                if sum + cost < next[after] {
+                    next[after] = sum + cost;
                     chosen[after] = (layers, gpu);
                 }
             }
@@ -266,9 +265,8 @@ fn cheapest(
         f64::from(gpu) <= gpu_room + 1e-9 && within == (sets[at] == Set::M4)
     };
     let most = if device.beta.is_some() { layers } else { 0 };
-    let cost = |gpu: u32| {
-        f64::from(rounds) * (a * f64::from(layers) + b * f64::from(gpu) + device.xi)
-    };
+    let cost =
+        |gpu: u32| f64::from(rounds) * (a * f64::from(layers) + b * f64::from(gpu) + device.xi);
     let least = (0..=most).filter(|gpu| allowed(*gpu));
     least.map(|gpu| (cost(gpu), gpu)).min_by(|x, y| x.0.total_cmp(&y.0).then(x.1.cmp(&y.1)))
 }

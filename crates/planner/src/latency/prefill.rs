@@ -34,17 +34,11 @@ pub(super) fn time_to_first_token(
     Seconds::new(total + output.value()).expect("a sum of times is a time")
 }
 
-fn chunk_time(
-    costs: &CostModel<'_>,
-    instance: &Instance,
-    best: &Assignment,
-    pass: Pass,
-) -> f64 {
+fn chunk_time(costs: &CostModel<'_>, instance: &Instance, best: &Assignment, pass: Pass) -> f64 {
     let ring = &best.ring;
     let id = |device: usize| DeviceId::new(device as u16);
-    let layer = |device, site| {
-        costs.mean_layer_time(id(device), site, pass).unwrap_or_default().value()
-    };
+    let layer =
+        |device, site| costs.mean_layer_time(id(device), site, pass).unwrap_or_default().value();
     let hop = |from: usize, to: usize| {
         if from == to {
             return 0.0;

@@ -8,42 +8,61 @@ use super::order::order;
 use super::paper::{Iterated, Kind, PaperDevice, PaperProblem, iterate_and_drop};
 use super::realise::realise;
 use super::ring::{Assignment, Ring, measured};
+use super::search::search;
 use super::{Solved, TRIMS_MAX, refuse};
 use crate::cost::{CostModel, MemoryBudget, Site};
 use crate::problem::{Budget, BudgetUse, Method, PlanError, Problem, Quality, Reason};
 
 /// Plans by the published iteration. Its windows are measured by the direct cost of the problem's
-/// disk model, which may differ from its own objective.
+/// disk model, which may differ from its own objective. The publication takes the head as given; where
+/// the cluster leaves it free, every head is tried and the best result counts.
 pub(super) fn solve(problem: &Problem) -> Result<Solved, PlanError> {
-    let scope = build::scope(problem, Budget::DEFAULT);
-    let head = scope.heads[0];
-    let mut devices = scope.devices.clone();
-    devices.sort_by_key(|device| (*device != head, *device));
-    if devices.len() > problem.model.layers_count() as usize {
+    let budget = Budget { evaluations: u64::MAX, ..Budget::DEFAULT };
+    let scope = build::scope(problem, budget);
+    if scope.devices.len() > problem.model.layers_count() as usize {
         let reason = "there are more devices than layers";
         return Err(PlanError::NotApplicable { method: Method::HaldaPaper, reason });
     }
-    let (kept, run) = iterate_and_drop(&view(problem, &devices));
+    let mut best: Option<Solved> = None;
+    for head in scope.heads.iter().filter(|head| scope.devices.contains(head)) {
+        let mut devices = scope.devices.clone();
+        devices.sort_by_key(|device| (device != head, *device));
+        if let Some(solved) = with_head(problem, &devices)
+            && best.as_ref().is_none_or(|best| solved.best.key() < best.best.key())
+        {
+            best = Some(solved);
+        }
+    }
+    let instance = build::instance(problem, &Trim::none(problem));
+    best.ok_or_else(|| match search(&instance, &scope).best {
+        Some(_) => {
+            let reason = "its windows do not fit the memory of the devices";
+            PlanError::NotApplicable { method: Method::HaldaPaper, reason }
+        }
+        None => refuse::refusal(problem, &instance, &scope, budget),
+    })
+}
+
+/// The iteration over these devices, the first being the head.
+fn with_head(problem: &Problem, devices: &[usize]) -> Option<Solved> {
+    let (kept, run) = iterate_and_drop(&view(problem, devices));
     let kept: Vec<usize> = kept.iter().map(|at| devices[*at]).collect();
-    let reasons: Vec<Reason> =
-        run.repairs.iter().map(|repair| Reason::IterationRepaired { repair: *repair }).collect();
     let mut trim = Trim::none(problem);
     for _ in 0..TRIMS_MAX {
         let instance = build::instance(problem, &trim);
-        let Some(best) = assignment(&instance, &kept, &run) else {
-            return Err(refuse::refusal(problem, &instance, &scope, Budget::DEFAULT));
-        };
+        let best = assignment(&instance, &kept, &run)?;
         match realise(problem, &instance, &best) {
             Ok(plan) => {
                 let used = BudgetUse { evaluations: run.trace.len() as u64, milps: 0 };
+                let repaired = |repair| Reason::IterationRepaired { repair };
+                let reasons = run.repairs.iter().copied().map(repaired).collect();
                 let quality = Quality::Heuristic;
-                return Ok(Solved { instance, best, plan, quality, used, reasons });
+                return Some(Solved { instance, best, plan, quality, used, reasons });
             }
             Err(overfull) => trim.shrink(overfull),
         }
     }
-    let instance = build::instance(problem, &trim);
-    Err(refuse::refusal(problem, &instance, &scope, Budget::DEFAULT))
+    None
 }
 
 /// The iteration's windows on a ring in the order of the shortest tour. GPU layers are cut to what

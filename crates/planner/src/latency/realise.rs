@@ -190,8 +190,7 @@ fn replica_prediction(
     placed: &[(usize, Placed)],
 ) -> ReplicaPrediction {
     let seconds = |ticks: Ticks| time(instance, ticks);
-    let mut stage_s: Vec<Seconds> =
-        best.splits.iter().map(|split| seconds(split.busy)).collect();
+    let mut stage_s: Vec<Seconds> = best.splits.iter().map(|split| seconds(split.busy)).collect();
     let mut hop_s: Vec<Seconds> = (0..best.splits.len())
         .map(|at| seconds(best.ring.hops(instance, at, best.rounds)))
         .collect();

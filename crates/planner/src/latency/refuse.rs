@@ -15,7 +15,8 @@ pub(super) fn refusal(
     scope: &Scope,
     budget: Budget,
 ) -> PlanError {
-    if scope.divisions_max < u64::MAX && solvable(problem, Budget { evaluations: u64::MAX, ..budget })
+    if scope.divisions_max < u64::MAX
+        && solvable(problem, Budget { evaluations: u64::MAX, ..budget })
     {
         return PlanError::BudgetExhausted { evaluations: scope.divisions_max };
     }
@@ -52,10 +53,7 @@ fn shortage(problem: &Problem, instance: &Instance, scope: &Scope) -> Shortage {
         let budget = budget_of(*device);
         if budget.shared { budget.gpu } else { budget.gpu + budget.ram }
     });
-    Shortage::ClusterMemory {
-        needed: problem.model.file_bytes() + kv,
-        available: available.sum(),
-    }
+    Shortage::ClusterMemory { needed: problem.model.file_bytes() + kv, available: available.sum() }
 }
 
 /// Changes that were tried and make a plan possible, most modest first.
@@ -71,10 +69,10 @@ fn remedies(problem: &Problem, scope: &Scope) -> Vec<Remedy> {
         changed.options.allow_streaming = true;
         try_one(Remedy::AllowStreaming, changed);
     }
-    if problem.workload.kv_type == KvType::F16 {
-        if let Some(changed) = with_workload(problem, |spec| spec.kv_type = KvType::Q8_0) {
-            try_one(Remedy::QuantiseKv, changed);
-        }
+    if problem.workload.kv_type == KvType::F16
+        && let Some(changed) = with_workload(problem, |spec| spec.kv_type = KvType::Q8_0)
+    {
+        try_one(Remedy::QuantiseKv, changed);
     }
     let least = problem.workload.prompt_tokens.mean + problem.workload.generated_tokens.mean;
     let mut context_tokens = problem.workload.context_tokens / 2;

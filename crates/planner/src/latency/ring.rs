@@ -37,11 +37,8 @@ impl Ring {
         let next = self.order[(at + 1) % self.order.len()];
         let once = hop(instance, self.order[at], next);
         let inner = if at + 1 < self.order.len() { rounds } else { rounds - 1 };
-        let last = if at + 1 < self.order.len() {
-            0
-        } else {
-            hop(instance, self.order[at], self.head)
-        };
+        let last =
+            if at + 1 < self.order.len() { 0 } else { hop(instance, self.order[at], self.head) };
         once.saturating_mul(i64::from(inner)).saturating_add(last).min(NEVER)
     }
 

@@ -31,7 +31,8 @@ pub(super) struct Found {
 
 /// The best assignment in the scope.
 pub(super) fn search(instance: &Instance, scope: &Scope) -> Found {
-    let mut run = Run { instance, scope, hops: Hops::of(instance, scope), best: None, divisions: 0 };
+    let mut run =
+        Run { instance, scope, hops: Hops::of(instance, scope), best: None, divisions: 0 };
     let mut all_tables = Vec::new();
     for rounds in instance.rounds() {
         // More rounds only cost more hops, so what free memory rules out stays ruled out.
@@ -200,7 +201,8 @@ impl Run<'_> {
     /// Whether no ring with at least this many rounds can be better, even if memory were free.
     fn settled(&self, rounds: u32) -> bool {
         let mut free = self.instance.clone();
-        for member in free.plain.iter_mut().chain(free.as_head.iter_mut().flatten().map(|h| &mut h.0))
+        for member in
+            free.plain.iter_mut().chain(free.as_head.iter_mut().flatten().map(|h| &mut h.0))
         {
             member.room_bytes = i64::MAX / 4;
         }
@@ -263,8 +265,7 @@ impl Run<'_> {
 
     /// The ring over a set, in the order of the shortest tour.
     fn try_set(&mut self, tables: &Tables, head: usize, members: &[usize]) {
-        let others: Vec<usize> =
-            members.iter().copied().filter(|device| *device != head).collect();
+        let others: Vec<usize> = members.iter().copied().filter(|device| *device != head).collect();
         if let Some(tour) = order(self.instance, head, &others) {
             self.try_tour(tables, tour);
         }

@@ -35,8 +35,11 @@ fn ring_1(disk: DiskModel, shape: RoundShape) -> Instance {
         reload_all: None,
         read_per_byte: clock().per_byte(CLOCK / mb_per_ms),
     };
-    let plain =
-        vec![member(6.0, (2.0, 8), 6, 2.0), member(9.0, (9.0, 0), 4, 1.0), member(12.0, (12.0, 0), 3, 0.5)];
+    let plain = vec![
+        member(6.0, (2.0, 8), 6, 2.0),
+        member(9.0, (9.0, 0), 4, 1.0),
+        member(12.0, (12.0, 0), 3, 0.5),
+    ];
     Instance {
         clock: clock(),
         layers: 24,
@@ -54,7 +57,12 @@ fn ring_1(disk: DiskModel, shape: RoundShape) -> Instance {
 
 pub(super) fn all_of(instance: &Instance) -> Scope {
     let heads = (0..instance.devices()).filter(|d| instance.as_head[*d].is_some()).collect();
-    Scope { devices: (0..instance.devices()).collect(), heads, required: None, divisions_max: u64::MAX }
+    Scope {
+        devices: (0..instance.devices()).collect(),
+        heads,
+        required: None,
+        divisions_max: u64::MAX,
+    }
 }
 
 /// The best for one number of rounds with every device taking part.
