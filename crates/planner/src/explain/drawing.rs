@@ -1,6 +1,8 @@
 //! What a drawing of a plan shows, before it is text or SVG.
 
-use motley_cluster::{Bytes, DeviceId, LayerRange, ReplicaId, Residency, Role, Seconds};
+use motley_cluster::{
+    Bytes, DeviceId, LayerRange, ReplicaId, ReplicaSpec, Residency, Role, Seconds,
+};
 use serde::Serialize;
 
 use super::figures::{counted, time};
@@ -26,6 +28,10 @@ pub struct Drawing {
 pub struct DrawnReplica {
     /// Role, slots, rounds.
     pub heading: String,
+    /// Passes around the ring per token.
+    pub rounds: u32,
+    /// Time of one pass, waiting for disks included.
+    pub pass: Seconds,
     /// Members in ring order.
     pub lanes: Vec<Lane>,
 }
@@ -103,6 +109,14 @@ pub(super) fn slowest(outcome: &PlanOutcome, index: usize) -> Option<DeviceId> {
     first_slowest.map(|(member, _)| member.device)
 }
 
+/// Compute and hops, and for streamed layers what the token waits beyond that.
+fn pass_time(replica: &ReplicaSpec) -> Seconds {
+    let predicted = &replica.predicted;
+    let busy: Seconds = predicted.stage_s.iter().chain(&predicted.hop_s).copied().sum();
+    let streams = replica.members.iter().any(|member| member.count(Residency::Stream) > 0);
+    if streams { busy.max(predicted.tpot_s) } else { busy }
+}
+
 fn subtitle(objective: Objective, outcome: &PlanOutcome) -> String {
     let predicted = outcome.plan.predicted();
     let first = time(predicted.ttft_s);
@@ -162,5 +176,10 @@ fn drawn(problem: &Problem, outcome: &PlanOutcome, index: usize) -> DrawnReplica
             ram: claim.map_or_else(Default::default, |c| (c.ram_bytes, c.ram_budget_bytes)),
         }
     });
-    DrawnReplica { heading, lanes: lanes.collect() }
+    DrawnReplica {
+        heading,
+        rounds: replica.rounds,
+        pass: pass_time(replica),
+        lanes: lanes.collect(),
+    }
 }

@@ -175,6 +175,8 @@ pub struct SingleDevice {
     pub name: String,
     /// Its time per output token.
     pub tpot: Seconds,
+    /// The objective it reaches; absent if that is the time per output token.
+    pub objective_value: Option<f64>,
 }
 
 /// Re-plans within one budget for all questions together.
@@ -469,7 +471,10 @@ impl Facts<'_> {
             }
         }
         let full = tightest.as_ref().is_some_and(|room| room.free < room.needed);
-        let limited_by = limited_by.or_else(|| full.then_some(LimitKind::Memory));
+        let served = replica.slots >= self.problem.workload.requests;
+        let limited_by = limited_by
+            .or_else(|| served.then_some(LimitKind::Arrival))
+            .or_else(|| full.then_some(LimitKind::Memory));
         let predicted = &replica.predicted;
         ReplicaFacts {
             replica: id,
@@ -509,16 +514,22 @@ impl Facts<'_> {
     }
 
     fn single(&self, replanner: &Replanner<'_>) -> Option<SingleDevice> {
-        for reason in &self.outcome.reasons {
+        let latency = self.problem.objective == Objective::Latency;
+        for reason in self.outcome.reasons.iter().filter(|_| latency) {
             if let Reason::AgainstSingleDevice { device, single_tpot, .. } = reason {
                 let (device, tpot) = (*device).zip(*single_tpot)?;
-                return Some(SingleDevice { device, name: self.name(device), tpot });
+                let name = self.name(device);
+                return Some(SingleDevice { device, name, tpot, objective_value: None });
             }
         }
         let alone = replanner.ask(self.problem, Method::BestSingleDevice)?;
         let device = *alone.plan.devices_used().first()?;
-        let tpot = alone.plan.predicted().tpot_s;
-        Some(SingleDevice { device, name: self.name(device), tpot })
+        Some(SingleDevice {
+            device,
+            name: self.name(device),
+            tpot: alone.plan.predicted().tpot_s,
+            objective_value: (!latency).then_some(alone.objective_value),
+        })
     }
 }
 

@@ -4,12 +4,13 @@ use std::fmt::Write as _;
 
 use motley_cluster::{Bytes, Residency};
 
-use super::drawing::{Drawing, DrawnReplica, Lane};
+use super::drawing::{Drawing, DrawnReplica, Lane, LaneRun};
 use super::figures::{bytes, time};
 
 /// User units; at 360 pixels text of 13 units is still 10 pixels high.
 const WIDTH: f64 = 460.0;
 const MARGIN: f64 = 16.0;
+const BAR_WIDTH: f64 = WIDTH - 2.0 * MARGIN;
 const BAR_HEIGHT: f64 = 22.0;
 const LANE_HEIGHT: f64 = 76.0;
 
@@ -55,10 +56,10 @@ impl Drawing {
         for (name, what) in &self.idle {
             text(&mut body, (MARGIN, y + 12.0), "n", QUIET, name);
             end_text(&mut body, y + 12.0, QUIET, what);
-            let (width, top) = (WIDTH - 2.0 * MARGIN, y + 20.0);
+            let top = y + 20.0;
             let _ = writeln!(
                 body,
-                "<rect x=\"{MARGIN}\" y=\"{top}\" width=\"{width}\" height=\"8\" rx=\"3\" \
+                "<rect x=\"{MARGIN}\" y=\"{top}\" width=\"{BAR_WIDTH}\" height=\"8\" rx=\"3\" \
                  fill=\"none\" stroke=\"#9aa5b0\" stroke-dasharray=\"4 3\"/>"
             );
             y += 42.0;
@@ -93,18 +94,17 @@ impl Drawing {
             "<rect x=\"{x}\" y=\"{}\" width=\"16\" height=\"5\" rx=\"2\" fill=\"{QUIET}\"/>",
             y + 3.5
         );
-        text(body, (x + 21.0, y + 11.0), "s", QUIET, "time of a pass");
+        text(body, (x + 21.0, y + 11.0), "s", QUIET, "busy within a pass");
     }
 
     /// Draws one replica from `y` on and returns where the next begins.
     fn replica(&self, body: &mut String, replica: &DrawnReplica, y: f64) -> f64 {
         text(body, (MARGIN, y + 14.0), "n", INK, &replica.heading);
-        let pass = replica.lanes.iter().map(|lane| lane.stage.value() + lane.hop.value());
-        let pass = pass.sum::<f64>().max(f64::MIN_POSITIVE);
         let mut y = y + 26.0;
         let mut begun = 0.0;
         for lane in &replica.lanes {
-            self.lane(body, lane, y, begun / pass, pass);
+            self.lane(body, lane, y);
+            busy(body, replica, lane, (begun, y + 19.0 + BAR_HEIGHT + 5.0));
             begun += lane.stage.value() + lane.hop.value();
             y += LANE_HEIGHT;
         }
@@ -112,7 +112,7 @@ impl Drawing {
         y + 24.0
     }
 
-    fn lane(&self, body: &mut String, lane: &Lane, y: f64, begun: f64, pass: f64) {
+    fn lane(&self, body: &mut String, lane: &Lane, y: f64) {
         let mut name = lane.name.clone();
         if lane.hardware != lane.name {
             name.push_str(&format!(" · {}", lane.hardware));
@@ -127,14 +127,10 @@ impl Drawing {
         } else {
             end_text(body, y + 12.0, INK, &stage);
         }
-        let (width, top) = (WIDTH - 2.0 * MARGIN, y + 19.0);
-        rect(body, (MARGIN, top, width, BAR_HEIGHT), TRACK);
+        let top = y + 19.0;
+        rect(body, (MARGIN, top, BAR_WIDTH, BAR_HEIGHT), TRACK);
         for run in &lane.runs {
-            let start = self.layer_x(run.layers.start());
-            let run_width = self.layer_x(run.layers.end()) - start;
-            let (fill, ink) = colours(run.weights);
-            rect(body, (start, top, run_width, BAR_HEIGHT), fill);
-            self.run_label(body, run.layers.len(), (start + run_width / 2.0, top), run_width, ink);
+            self.run(body, run, top);
         }
         if lane.bottleneck {
             let _ = writeln!(
@@ -143,29 +139,28 @@ impl Drawing {
                  stroke=\"{ALARM}\" stroke-width=\"2\"/>",
                 MARGIN - 2.0,
                 top - 2.0,
-                width + 4.0,
+                BAR_WIDTH + 4.0,
                 BAR_HEIGHT + 4.0
             );
         }
-        let stroke = if lane.bottleneck { ALARM } else { QUIET };
-        let busy = (lane.stage.value() / pass * width).max(1.5);
-        let start = MARGIN + (begun * width).min(width - busy);
-        rect(body, (MARGIN, top + BAR_HEIGHT + 5.0, width, 4.0), TRACK);
-        rect(body, (start, top + BAR_HEIGHT + 5.0, busy, 4.0), stroke);
         text(body, (MARGIN, top + BAR_HEIGHT + 22.0), "s", QUIET, &memory(lane));
     }
 
-    fn run_label(&self, body: &mut String, layers: u32, at: (f64, f64), width: f64, ink: &str) {
-        let label = layers.to_string();
-        if width < 8.0 * label.len() as f64 + 6.0 {
-            return;
+    /// A run of layers, with their number where it has room.
+    fn run(&self, body: &mut String, run: &LaneRun, top: f64) {
+        let start = self.layer_x(run.layers.start());
+        let width = self.layer_x(run.layers.end()) - start;
+        let (fill, ink) = colours(run.weights);
+        rect(body, (start, top, width, BAR_HEIGHT), fill);
+        let label = run.layers.len().to_string();
+        if width >= 8.0 * label.len() as f64 + 6.0 {
+            let _ = writeln!(
+                body,
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"{ink}\">{label}</text>",
+                start + width / 2.0,
+                top + 15.5
+            );
         }
-        let _ = writeln!(
-            body,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"{ink}\">{label}</text>",
-            at.0,
-            at.1 + 15.5
-        );
     }
 
     fn ruler(&self, body: &mut String, y: f64) {
@@ -189,8 +184,20 @@ impl Drawing {
     }
 
     fn layer_x(&self, layer: u32) -> f64 {
-        let width = WIDTH - 2.0 * MARGIN;
-        MARGIN + width * f64::from(layer) / f64::from(self.layers.max(1))
+        MARGIN + BAR_WIDTH * f64::from(layer) / f64::from(self.layers.max(1))
+    }
+}
+
+/// When a device works within one pass: a piece per round, which are taken to be alike.
+fn busy(body: &mut String, replica: &DrawnReplica, lane: &Lane, (begun, y): (f64, f64)) {
+    let fill = if lane.bottleneck { ALARM } else { QUIET };
+    let rounds = f64::from(replica.rounds.max(1));
+    let scale = BAR_WIDTH / replica.pass.value().max(f64::MIN_POSITIVE);
+    rect(body, (MARGIN, y, BAR_WIDTH, 4.0), TRACK);
+    let width = (lane.stage.value() * scale / rounds).max(1.0);
+    for round in 0..replica.rounds.max(1) {
+        let start = f64::from(round) * BAR_WIDTH / rounds + begun * scale / rounds;
+        rect(body, (MARGIN + start.min(BAR_WIDTH - width), y, width, 4.0), fill);
     }
 }
 

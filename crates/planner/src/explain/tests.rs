@@ -36,7 +36,9 @@ fn check(actual: &str, expected: Expect) {
 #[test]
 fn explanation_of_a_latency_plan() {
     let (problem, outcome) = home();
-    check(&explained(&problem, &outcome, HOME_70B).text(&problem), expect![[r#"
+    check(
+        &explained(&problem, &outcome, HOME_70B).text(&problem),
+        expect![[r#"
         llama-3-70b-q4_k_m by pareto: 4.59 s per token; a heuristic's answer, not known to be the best.
         No single device can serve alone.
 
@@ -59,7 +61,8 @@ fn explanation_of_a_latency_plan() {
         What one change would bring
           weights one quantisation step smaller (33.2 GB): 3.59 s per token (-22 %)
           no gain from: wires to all devices instead of Wi-Fi; a wire to D1 instead of Wi-Fi; a wire to D2 instead of Wi-Fi; a wire to D3 instead of Wi-Fi; a wire to D4 instead of Wi-Fi; 8-bit keys and values; half the context (2048 tokens); 8 GiB more memory in D1; 8 GiB more RAM in D2; 8 GiB more RAM in D3; 8 GiB more memory in D4
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -86,7 +89,7 @@ fn explanation_of_a_load_plan() {
               Dev.6: not used; taking 26 layers over would save 2.50 s per pass, its hop would cost 36.6 ms.
 
             Slots
-              Replica 0 (prefill): 1 slot; one more needs 6.29 MB on Dev.2, which has 1.54 GB left.
+              Replica 0 (prefill): 1 slot; more would find no more requests.
               Replica 1 (decode): 4 slots; one more would fall below the speed floor.
 
             What one change would bring
@@ -100,7 +103,9 @@ fn explanation_of_a_load_plan() {
 #[test]
 fn drawing_of_a_latency_plan() {
     let (problem, outcome) = home();
-    check(&Drawing::of(&problem, &outcome).terminal(78, Ink::Plain), expect![[r#"
+    check(
+        &Drawing::of(&problem, &outcome).terminal(78, Ink::Plain),
+        expect![[r#"
         llama-3-70b-q4_k_m on prima-home
         pareto: 4.59 s per token, first token after 2.00 s
 
@@ -112,7 +117,8 @@ fn drawing_of_a_latency_plan() {
              0                                                   79
 
         ██ gpu  ▒▒ ram  ~~ stream  * head
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -259,12 +265,15 @@ fn refusals_say_what_is_short_by_how_much_and_what_would_help() {
     };
     let refusal = explain_refusal(&problem, Method::Pareto, &error, Budget::DEFAULT);
     let text = format!("{}\n{}\n", refusal.cause, refusal.remedies.join("\n"));
-    check(&text, expect![[r#"
+    check(
+        &text,
+        expect![[r#"
         memory is short by 13.5 GB: llama-3-70b-q4_k_m needs 44.0 GB, all devices together have 30.5 GB
         store keys and values in 8 bits (kv_type = "q8_0")
         add 13.5 GB of RAM to D2
         use a file of at most 28.0 GB
-    "#]]);
+    "#]],
+    );
 }
 
 /// Whatever a search returns can be explained and drawn.

@@ -22,6 +22,7 @@ impl Explanation {
     pub fn text(&self, problem: &Problem) -> String {
         let mut text = String::new();
         self.summary(&mut text, problem);
+        self.disk_line(&mut text);
         text.push('\n');
         text.push_str(&self.table());
         text.push_str("\nWhy each device has what it has\n");
@@ -62,16 +63,42 @@ impl Explanation {
             Some(single) if self.used.len() == 1 && self.used[0].device == single.device => {
                 writeln!(text, "One device serves best: {}.", single.name)
             }
-            Some(single) => writeln!(
-                text,
-                "The best single device, {}, would take {} per token; this plan takes {}{}.",
-                single.name,
-                time(single.tpot),
-                time(self.tpot),
-                ratio(single.tpot.value(), self.tpot.value())
-            ),
+            Some(single) => match single.objective_value {
+                Some(value) => writeln!(
+                    text,
+                    "The best single device, {}, would reach {} at {} per token.",
+                    single.name,
+                    objective_words(self.objective, value),
+                    time(single.tpot)
+                ),
+                None => writeln!(
+                    text,
+                    "The best single device, {}, would take {} per token; this plan takes {}{}.",
+                    single.name,
+                    time(single.tpot),
+                    time(self.tpot),
+                    ratio(single.tpot.value(), self.tpot.value())
+                ),
+            },
             None => writeln!(text, "No single device can serve alone."),
         };
+    }
+
+    /// Where the time of a token goes, if disks delay it.
+    fn disk_line(&self, text: &mut String) {
+        let streams =
+            |id| self.used.iter().any(|used| used.replica == id && used.stream_layers > 0);
+        for replica in self.replicas.iter().filter(|replica| streams(replica.replica)) {
+            let waiting = replica.tpot.saturating_sub(replica.pass);
+            if replica.slots == 1 && waiting > replica.tpot.times(0.01) {
+                let _ = writeln!(
+                    text,
+                    "Of a token's {}, devices and links work {}; the rest waits for disks.",
+                    time(replica.tpot),
+                    time(replica.pass)
+                );
+            }
+        }
     }
 
     fn table(&self) -> String {

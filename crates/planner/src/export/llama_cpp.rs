@@ -125,8 +125,8 @@ fn remote_losses(source: &Source<'_>, member: &MemberSpec) -> Vec<String> {
 }
 
 fn output_loss(source: &Source<'_>, replica: &ReplicaSpec) -> String {
-    let others = replica.members.iter().filter(|member| member.device != replica.head);
-    let last = others.last().map_or(replica.head, |member| member.device);
+    let mut others = replica.members.iter().filter(|member| member.device != replica.head);
+    let last = others.next_back().map_or(replica.head, |member| member.device);
     format!(
         "the output matrix ({}) goes with the last offloaded layer to {}, not to the head {}",
         bytes(source.problem.model.output_bytes),

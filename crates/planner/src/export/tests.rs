@@ -18,7 +18,11 @@ const FOUR: (&str, &str) = ("e2llm-4", "qwen3-30b-a3b-q4_k_m");
 
 #[test]
 fn home_for_llama_cpp() {
-    check(HOME, HOME_70B, ExportTarget::LlamaCpp, expect![[r#"
+    check(
+        HOME,
+        HOME_70B,
+        ExportTarget::LlamaCpp,
+        expect![[r#"
         # device names stand for addresses
         # on D2
         rpc-server -H D2 -p 50052 -d CPU,CUDA0 -c
@@ -32,12 +36,17 @@ fn home_for_llama_cpp() {
         # - D3: an rpc-server reads no layer from disk, so its 26 streamed layers need 13.5 GB of memory that it does not have; it will swap or refuse them
         # - workers do not reach each other: 6 transfers pass the network card of D1 per token instead of 4 around the ring, 18.4 ms instead of 12.3 ms
         # - the GPU layers of D1 come last in the model: remote devices take the layers before them
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn home_for_prima_cpp() {
-    check(HOME, HOME_70B, ExportTarget::PrimaCpp, expect![[r#"
+    check(
+        HOME,
+        HOME_70B,
+        ExportTarget::PrimaCpp,
+        expect![[r#"
         # device names stand for addresses
         # on D2
         llama-cli -m 'my model.gguf' --world 4 --rank 1 --master D1 --next D3 --prefetch -ngl 13
@@ -49,7 +58,8 @@ fn home_for_prima_cpp() {
         llama-server -m 'my model.gguf' --world 4 --rank 0 --master D1 --next D2 --prefetch -lw 1,18,60,1 -ngl 1 -c 4096 -np 1 -ub 512 -fa --host D1 --port 8080
         # what prima.cpp cannot do of this plan:
         # - D3: its 20.5 GB of CPU layers are mapped instead of pinned and streamed; they exceed its memory, so each token reads them anew, about 6.46 s
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
