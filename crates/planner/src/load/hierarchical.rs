@@ -9,11 +9,9 @@ use super::grouping::RoleRule;
 use super::outcome::{Placed, outcome, place};
 use super::pareto;
 use super::setting::{Batch, Setting, TypeId};
-use super::waiting::{Goal, compare};
+use super::waiting::{Goal, Sums, compare};
 use super::{evolve, shortage, wanted};
-use crate::problem::{
-    Budget, Method, Objective, PlanError, PlanOutcome, Problem, Quality, WaitingModel,
-};
+use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem, Quality};
 
 /// Devices of one cell. Cells of twelve hold several replicas and take milliseconds.
 const CELL: usize = 12;
@@ -194,33 +192,17 @@ fn bound(setting: &Setting<'_>) -> f64 {
     let prefill_most: f64 = types.iter().map(|(prefill, _)| prefill).sum();
     let carried = balance(&mut types);
     let room: f64 = setting.types.iter().map(|kind| kind.room() * kind.members.len() as f64).sum();
-    let slots = room / setting.slot_bytes(true);
-    let requests = f64::from(setting.problem.workload.requests);
-    let excess = (1.0 / carried - demand.interval).max(0.0);
-    match (setting.goal.objective, setting.goal.waiting) {
-        (Objective::Goodput, _) => carried,
-        (Objective::Throughput, _) => carried * demand.generated,
-        (_, WaitingModel::Congestion) if excess <= 0.0 => 0.0,
-        (_, WaitingModel::Congestion) => excess + 1.0 / prefill_most,
-        (_, WaitingModel::Concurrency) => {
-            (requests - slots.max(1.0)).max(0.0) * excess + 1.0 / prefill_most
-        }
-    }
+    let most = Sums {
+        prefill: prefill_most * demand.prompt,
+        decode: f64::INFINITY,
+        slots: room / setting.slot_bytes(true),
+    };
+    let first = demand.optimistic(setting.goal, &most, carried);
+    setting.goal.value(&[first, 0.0, 0.0, 0.0, 0.0])
 }
 
 /// Most requests per second if time is divided freely: those best at prefill in comparison do it.
 fn balance(types: &mut [(f64, f64)]) -> f64 {
     types.sort_by(|a, b| (b.0 * a.1).total_cmp(&(a.0 * b.1)));
-    let mut prefill = 0.0;
-    let mut decode: f64 = types.iter().map(|(_, decode)| decode).sum();
-    for (own_prefill, own_decode) in types.iter() {
-        if prefill + own_prefill >= decode - own_decode {
-            // This type divides its time: prefill + x·p = decode - x·d.
-            let part = (decode - prefill) / (own_prefill + own_decode);
-            return prefill + part * own_prefill;
-        }
-        prefill += own_prefill;
-        decode -= own_decode;
-    }
-    prefill.min(decode)
+    pareto::balanced((0.0, 0.0), types.iter().copied())
 }

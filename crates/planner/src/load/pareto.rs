@@ -46,6 +46,9 @@ pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) ->
         strides,
         fronts: vec![Vec::new(); states],
         options: vec![Rc::default(); states],
+        counts: counts.to_vec(),
+        potentials: (0..counts.len()).map(|kind| setting.potential(kind)).collect(),
+        known: f64::INFINITY,
     };
     table.fronts[0] = vec![Point::NOTHING];
     let mut complete = true;
@@ -67,11 +70,37 @@ pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) ->
     Searched { best: best(setting, &front), front, complete }
 }
 
+/// Most requests per second through both phases if devices divide their time freely. `done` is what
+/// is there already, `rates` what each device adds to either phase, best at prefill in comparison
+/// first.
+pub(super) fn balanced(done: (f64, f64), rates: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
+    let mut prefill = done.0;
+    let mut decode = done.1 + rates.clone().map(|(_, decode)| decode).sum::<f64>();
+    for (own_prefill, own_decode) in rates {
+        if prefill >= decode {
+            break;
+        }
+        if prefill + own_prefill >= decode - own_decode {
+            // This one divides its time: prefill + x·p = decode - x·d.
+            let part = (decode - prefill) / (own_prefill + own_decode);
+            return prefill + part * own_prefill;
+        }
+        prefill += own_prefill;
+        decode -= own_decode;
+    }
+    prefill.min(decode)
+}
+
 struct Table<'s, 'a> {
     setting: &'s Setting<'a>,
     strides: Vec<usize>,
     fronts: Vec<Vec<Point>>,
     options: Vec<Rc<Choices>>,
+    counts: Vec<usize>,
+    /// What one device of each type can add at most.
+    potentials: Vec<Sums>,
+    /// The best first entry of a key so far. With idle devices allowed every set's plan is a plan.
+    known: f64,
 }
 
 /// A plan of the rest and a choice of the block; block 0 leaves a device idle.
@@ -111,6 +140,17 @@ impl Table<'_, '_> {
                 break;
             }
         }
+        // Whoever cannot pass the best plan so far, even if all other devices did their best in both
+        // phases at once, is no beginning of a better one.
+        let rest = self.rest(set);
+        let goal = self.setting.goal;
+        let demand = &self.setting.demand;
+        let rates = self.rates(set);
+        offers.retain(|offer| {
+            let done = (offer.sums.prefill / demand.prompt, offer.sums.decode / demand.generated);
+            let capacity = balanced(done, rates.iter().copied());
+            demand.optimistic(goal, &offer.sums.plus(rest), capacity) <= self.known
+        });
         let kept = reduce(offers, usize::MAX);
         let mut front: Vec<Point> = kept.iter().map(|offer| self.point(&offer.origin)).collect();
         // The set as one group counts only where parts of it do not do better.
@@ -124,8 +164,46 @@ impl Table<'_, '_> {
             front.extend((0..own.len()).map(|index| Point::NOTHING.with(&own, index)));
             front = reduce(front, usize::MAX);
         }
+        if self.setting.problem.options.allow_idle {
+            if let Some((key, _)) = best(self.setting, &front) {
+                self.known = self.known.min(key[0]);
+            }
+        }
         self.options[state] = own;
         self.fronts[state] = front;
+    }
+
+    /// What the devices outside a set can add at most.
+    fn rest(&self, set: &[usize]) -> Sums {
+        let mut sums = Sums::default();
+        for (kind, potential) in self.potentials.iter().enumerate() {
+            let left = (self.counts[kind] - set[kind]) as f64;
+            sums.prefill += left * potential.prefill;
+            sums.decode += left * potential.decode;
+            sums.slots += left * potential.slots;
+        }
+        sums
+    }
+
+    /// Requests per second that devices outside a set can add to either phase, by type, best at
+    /// prefill in comparison first.
+    fn rates(&self, set: &[usize]) -> Vec<(f64, f64)> {
+        let demand = &self.setting.demand;
+        let mut rates: Vec<(f64, f64)> = self
+            .potentials
+            .iter()
+            .enumerate()
+            .map(|(kind, potential)| {
+                let left = (self.counts[kind] - set[kind]) as f64;
+                (
+                    left * potential.prefill / demand.prompt,
+                    left * potential.decode / demand.generated,
+                )
+            })
+            .filter(|(prefill, _)| *prefill > 0.0)
+            .collect();
+        rates.sort_by(|a, b| (b.0 * a.1).total_cmp(&(a.0 * b.1)));
+        rates
     }
 
     /// Every plan of `rest` with every choice of the block.

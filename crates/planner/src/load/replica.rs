@@ -274,34 +274,43 @@ fn decode_choices(
     (role, offered): (Role, &[Sums]),
     found: &mut Choices,
 ) {
+    // Where links are alike, every master has the same hops and so the same candidates.
+    let alike = setting.uniform_wires();
     let mut candidates: Vec<Candidate> = Vec::new();
-    for (index, order) in orders.iter().enumerate() {
+    for (index, order) in orders.iter().take(if alike { 1 } else { orders.len() }).enumerate() {
         candidates.extend(decode_candidates(setting, order, index, role));
     }
     candidates.sort_by(|a, b| {
         b.best.slots.total_cmp(&a.best.slots).then(b.best.decode.total_cmp(&a.best.decode))
     });
+    let rate = |sums: &Sums| match role {
+        Role::Mixed => setting.demand.capacity(sums) * setting.demand.generated,
+        _ => sums.decode,
+    };
+    let mut offered = offered.to_vec();
+    offered.sort_by(|a, b| b.slots.total_cmp(&a.slots));
+    let mut offered = offered.iter().peekable();
+    // Moving boundaries gains little, so only a choice that is near to being kept is worth it.
+    let near = if setting.uniform_layers { 1.0 } else { NEAR };
+    // What as many slots give already; a choice below it adds nothing.
+    let mut needed: f64 = 0.0;
     let mut mine: Choices = Vec::new();
     for candidate in candidates {
-        let others = mine.iter().map(|choice| &choice.sums).chain(offered);
-        let wide = others.filter(|sums| sums.slots >= candidate.best.slots);
-        let known = wide.map(|sums| match role {
-            Role::Mixed => setting.demand.capacity(sums) * setting.demand.generated,
-            _ => sums.decode,
-        });
-        // What as many slots give already; a choice below it adds nothing.
-        let needed = known.fold(0.0, f64::max);
-        if needed >= candidate.best.decode {
-            continue;
+        while let Some(sums) = offered.next_if(|sums| sums.slots >= candidate.best.slots) {
+            needed = needed.max(rate(sums));
         }
-        let order = &orders[candidate.order];
-        // Moving boundaries gains little, so only a choice that is near to being kept is worth it.
-        let near = if setting.uniform_layers { 1.0 } else { NEAR };
-        let found = decode_choice(setting, order, &candidate, Hope { role, needed: needed / near });
-        let Some(choice) = found else { continue };
-        if !mine.iter().any(|other| other.sums.covers(&choice.sums)) {
-            mine.retain(|other| !choice.sums.covers(&other.sums));
-            mine.push(choice);
+        let own = if alike { orders } else { &orders[candidate.order..=candidate.order] };
+        for order in own {
+            if needed >= candidate.best.decode {
+                break;
+            }
+            let hope = Hope { role, needed: needed / near };
+            let Some(choice) = decode_choice(setting, order, &candidate, hope) else { continue };
+            needed = needed.max(rate(&choice.sums));
+            if !mine.iter().any(|other| other.sums.covers(&choice.sums)) {
+                mine.retain(|other| !choice.sums.covers(&other.sums));
+                mine.push(choice);
+            }
         }
     }
     found.append(&mut mine);
@@ -358,7 +367,10 @@ fn decode_candidates(
 /// (PLANNER 4.7), and the fraction it prefills.
 fn mixed(setting: &Setting<'_>, prefill: f64, decode: Sums) -> (Sums, f64) {
     let (prompt, generated) = (setting.demand.prompt, setting.demand.generated);
-    let requests = 1.0 / (prompt / prefill + generated / decode.decode);
+    // A single user's generation never shares its time with a prompt.
+    let alone = setting.goal.objective == Objective::Latency;
+    let prefilling = if alone { 0.0 } else { prompt / prefill };
+    let requests = 1.0 / (prefilling + generated / decode.decode);
     let sums =
         Sums { prefill: requests * prompt, decode: requests * generated, slots: decode.slots };
     (sums, requests * prompt / prefill)

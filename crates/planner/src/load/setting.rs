@@ -9,7 +9,7 @@ use motley_cluster::{
     compute_buffer_bytes,
 };
 
-use super::waiting::{Demand, Goal};
+use super::waiting::{Demand, Goal, Sums};
 use crate::cost::{CostModel, MemoryBudget, Pass, Site};
 use crate::problem::{Budget, Problem};
 
@@ -317,6 +317,21 @@ impl<'a> Setting<'a> {
         let table = Rc::new(Counted::of(&stages, self.types[kind].has_gpu));
         known.borrow_mut().insert(load, Rc::clone(&table));
         table
+    }
+
+    /// What a device can add to any group's sums at most: all its time on either phase, at its best
+    /// batch, and all its memory for slots.
+    pub(super) fn potential(&self, kind: TypeId) -> Sums {
+        let layers = f64::from(self.layers);
+        let chunk = self.least_layer_time(kind, Batch::Chunk);
+        let decode = (1..=self.problem.options.slots_max).map(|batch| {
+            f64::from(batch) / self.least_layer_time(kind, Batch::Tokens(batch)) / layers
+        });
+        Sums {
+            prefill: self.demand.prompt / (self.chunks * layers * chunk),
+            decode: decode.fold(0.0, f64::max),
+            slots: self.types[kind].room() / self.slot_bytes(true),
+        }
     }
 
     /// Least time of one layer of this batch on a type.

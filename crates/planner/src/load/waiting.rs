@@ -237,6 +237,26 @@ impl Demand {
         low
     }
 
+    /// A first entry of the key that no plan with at most these sums and this capacity, in requests
+    /// per second, can be below: without chance.
+    pub(super) fn optimistic(&self, goal: Goal, sums: &Sums, capacity: f64) -> f64 {
+        let excess = (1.0 / capacity - self.interval).max(0.0);
+        let prefill = self.prompt / sums.prefill;
+        match goal.objective {
+            Objective::Goodput => -capacity,
+            Objective::Throughput => -capacity * self.generated,
+            Objective::Latency | Objective::FinishingTime => f64::NEG_INFINITY,
+            Objective::Waiting => match goal.waiting {
+                WaitingModel::Congestion if excess > 0.0 => excess + prefill,
+                WaitingModel::Congestion => 0.0,
+                // Whichever phase is slower, at least so many requests wait for its excess.
+                WaitingModel::Concurrency => {
+                    (self.requests - sums.slots.max(1.0)).max(0.0) * excess + prefill
+                }
+            },
+        }
+    }
+
     /// The plan's key: objective first, then slack, TTFT, TPOT and devices used.
     pub(super) fn key(&self, goal: Goal, sums: &Sums, rest: [f64; 3]) -> Key {
         if sums.prefill <= 0.0 || sums.decode <= 0.0 {
