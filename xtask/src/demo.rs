@@ -18,6 +18,7 @@ const STEPS: &[Step] = &[
     Step { name: "build", essential: true, run: build },
     Step { name: "model", essential: true, run: fetch_model },
     Step { name: "answer", essential: false, run: answer },
+    Step { name: "plan", essential: false, run: plan },
 ];
 
 /// Runs the demo.
@@ -48,5 +49,17 @@ fn answer(workplace: &Workplace) -> Result<Outcome> {
     let job = Job { label: "motley run", limit: Duration::from_secs(10 * 60), hint };
     process::show(motley, &job)?;
     eprintln!("\n   the program is {}", program.display());
+    Ok(Outcome::Passed)
+}
+
+/// What four devices at home should do with a model that fits none of them.
+fn plan(workplace: &Workplace) -> Result<Outcome> {
+    let words = ["plan", "-m", "llama-3-70b-q4_k_m", "--cluster", "prima-home", "--explain"];
+    eprintln!("   motley {}\n", words.join(" "));
+    let mut motley = Command::new(workplace.target.join("release").join("motley"));
+    motley.args(words);
+    let hint = "motley plan --list-models --list-clusters shows what else can be planned";
+    let job = Job { label: "motley plan", limit: Duration::from_secs(2 * 60), hint };
+    process::show(motley, &job)?;
     Ok(Outcome::Passed)
 }
