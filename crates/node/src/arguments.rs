@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 
 use clap::builder::FalseyValueParser;
-use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{bench, completions, make_model, plan, run, short_options, show, tokenize, version};
 
@@ -67,12 +67,19 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 
 /// All commands and options, each option with its variable.
 pub(crate) fn definition() -> clap::Command {
-    Line::command()
-        .mut_subcommands(|command| command.max_term_width(HELP_COLUMNS_MAX).mut_args(with_variable))
+    Line::command().mut_subcommands(|command| {
+        // The long form, a paragraph per option, would not fit a screen.
+        let help = Arg::new("help").short('h').long("help").help("Print help");
+        command
+            .max_term_width(HELP_COLUMNS_MAX)
+            .mut_args(with_variable)
+            .disable_help_flag(true)
+            .arg(help.action(ArgAction::HelpShort))
+    })
 }
 
 /// One variable per option: `--top-k` is `MOTLEY_TOP_K`.
-fn with_variable(argument: clap::Arg) -> clap::Arg {
+fn with_variable(argument: Arg) -> Arg {
     let Some(long) = argument.get_long() else { return argument };
     if matches!(long, "help" | "version") {
         return argument;

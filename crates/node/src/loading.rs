@@ -80,7 +80,9 @@ fn choose_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
             let error = anyhow::anyhow!(
                 "a context of {asked} tokens is more than the {trained} the model was trained for"
             );
-            return Err(Failure::new(Kind::Refused, error).hint(format!("-c {trained}")));
+            return Err(
+                Failure::new(Kind::Refused, error).hint(format!("give at most -c {trained}"))
+            );
         }
         return Ok(memory::admit(directory, &usage, budget, asked)?.context_tokens);
     }
@@ -116,8 +118,8 @@ pub(crate) fn open_failure(error: OpenError) -> Failure {
         OpenError::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
             (Kind::NotFound, Some("all parts of a model must lie in one folder"))
         }
-        OpenError::File { .. } => (Kind::Failed, None),
-        OpenError::Format { source, .. } => (Kind::Failed, Some(format_hint(source))),
+        OpenError::File { .. } => (Kind::Failed, Some("give a GGUF file that you may read")),
+        OpenError::Format { source, .. } => (Kind::Failed, format_hint(source)),
         OpenError::Directory { source, .. } => (Kind::Failed, directory_hint(source)),
         OpenError::Vocabulary { .. } => {
             (Kind::Failed, Some("the file is damaged or of a newer kind; get it again"))
@@ -130,11 +132,12 @@ pub(crate) fn open_failure(error: OpenError) -> Failure {
     }
 }
 
-fn format_hint(error: &GgufError) -> &'static str {
+fn format_hint(error: &GgufError) -> Option<&'static str> {
     match error {
-        GgufError::Magic { .. } => "models are GGUF files; convert other formats first",
-        GgufError::BigEndian { .. } | GgufError::Version { .. } => "convert the model anew",
-        _ => "the file is damaged or was not copied whole; get it again",
+        GgufError::Magic { .. } => Some("models are GGUF files; convert other formats first"),
+        // The message says it all.
+        GgufError::BigEndian { .. } | GgufError::Version { .. } => None,
+        _ => Some("the file is damaged or was not copied whole; get it again"),
     }
 }
 
@@ -159,7 +162,7 @@ fn load_failure(error: LoadFailure) -> Failure {
     let cache = matches!(error, LoadFailure::Load(LoadError::CacheElement { .. }));
     let failure = Failure::new(kind, error);
     match (refused, cache) {
-        (true, true) => failure.hint("-ctk f16"),
+        (true, true) => failure.hint("cache as 16-bit floats: -ctk f16"),
         (true, false) => failure.hint("take a smaller context (-c), or free memory"),
         (false, _) => failure,
     }

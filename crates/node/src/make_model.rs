@@ -11,13 +11,14 @@ use crate::loading;
 use crate::store;
 use crate::terminal::{self, Progress, bytes};
 
+const USAGE: &str = "\
+motley make-model --preset <NAME> [--blocks <N>] --out <FILE>
+       motley make-model --arch <NAME> --blocks <N> --embedding <N> --ffn <N>
+                         --heads <N> --kv-heads <N> --type <TYPE> --out <FILE>";
+
 /// Arguments of `motley make-model`.
 #[derive(Debug, clap::Args)]
-#[command(
-    override_usage = "motley make-model --preset <NAME> [--blocks <N>] --out <FILE>\n       \
-    motley make-model --arch <NAME> --blocks <N> --embedding <N> --ffn <N> --heads <N> \
-    --kv-heads <N>\n                         --type <TYPE> --out <FILE>"
-)]
+#[command(override_usage = USAGE)]
 pub(crate) struct Arguments {
     /// A model whose shape and types to take; a wrong name lists all
     #[arg(long, value_name = "NAME", required_unless_present = "arch")]

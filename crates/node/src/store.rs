@@ -1,6 +1,7 @@
 //! Where models lie, and which file a name means.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Kind};
@@ -29,9 +30,10 @@ pub(crate) fn folder(given: Option<PathBuf>) -> Option<PathBuf> {
 /// When there is no such file, with the names that are near.
 pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = PathBuf::from(name);
-    if path.exists() {
-        return Ok(path);
-    }
+    let missing = match path.metadata() {
+        Ok(_) => return Ok(path),
+        Err(error) => error,
+    };
     let looks_like_path = path.components().count() > 1 || is_gguf(&path);
     let known = folder.map(names_in).unwrap_or_default();
     let wanted = stem(name);
@@ -39,9 +41,12 @@ pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Fail
         return Ok(file.clone());
     }
     if looks_like_path {
-        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let kind = match missing.kind() {
+            io::ErrorKind::NotFound => Kind::NotFound,
+            _ => Kind::Failed,
+        };
         let error = anyhow::Error::from(missing).context(format!("cannot open {name}"));
-        return Err(Failure::new(Kind::NotFound, error).hint(advice(&wanted, &known, folder)));
+        return Err(Failure::new(kind, error).hint(advice(&wanted, &known, folder)));
     }
     let error = anyhow::anyhow!("no model is called '{name}'");
     Err(Failure::new(Kind::NotFound, error).hint(advice(&wanted, &known, folder)))

@@ -14,9 +14,30 @@ fn check(arguments: &[&str], expected: &expect_test::Expect) {
 
 #[test]
 fn missing_file() {
-    check(&["run", "no/such.gguf", "hi"], &expect![""]);
-    check(&["show", "no/such.gguf"], &expect![""]);
-    check(&["tokenize", "-m", "no/such.gguf", "hi"], &expect![""]);
+    check(
+        &["run", "no/such.gguf", "hi"],
+        &expect![[r#"
+            exit 3
+            motley: cannot open no/such.gguf: No such file or directory (os error 2)
+            hint: give the path of a GGUF file, or put one into /nowhere/motley/models (--models names another folder)
+        "#]],
+    );
+    check(
+        &["show", "no/such.gguf"],
+        &expect![[r#"
+            exit 3
+            motley: cannot open no/such.gguf: No such file or directory (os error 2)
+            hint: give the path of a GGUF file, or put one into /nowhere/motley/models (--models names another folder)
+        "#]],
+    );
+    check(
+        &["tokenize", "-m", "no/such.gguf", "hi"],
+        &expect![[r#"
+            exit 3
+            motley: cannot open no/such.gguf: No such file or directory (os error 2)
+            hint: give the path of a GGUF file, or put one into /nowhere/motley/models (--models names another folder)
+        "#]],
+    );
 }
 
 #[test]
@@ -26,10 +47,37 @@ fn broken_files() {
     let check = |name: &str, expected: &expect_test::Expect| {
         check_failure(&["run", &broken(name), "hi"], fixtures, expected);
     };
-    check("hdr_zip_magic.gguf", &expect![""]);
-    check("trunc_023.gguf", &expect![""]);
-    check("hdr_version_1.gguf", &expect![""]);
-    check("sem_arch_unknown.gguf", &expect![""]);
+    check(
+        "hdr_zip_magic.gguf",
+        &expect![[r#"
+        exit 1
+        motley: cannot read FIXTURES/hdr_zip_magic.gguf: not a GGUF file: it begins with PK\x03\x04, not 'GGUF'
+        hint: models are GGUF files; convert other formats first
+    "#]],
+    );
+    check(
+        "trunc_023.gguf",
+        &expect![[r#"
+        exit 1
+        motley: cannot read FIXTURES/trunc_023.gguf: file ends in the metadata count: 8 bytes needed at offset 16, 7 left
+        hint: the file is damaged or was not copied whole; get it again
+    "#]],
+    );
+    check(
+        "hdr_version_1.gguf",
+        &expect![[r#"
+            exit 1
+            motley: cannot read FIXTURES/hdr_version_1.gguf: GGUF version 1 is not supported: its lengths have 32 bits and no current tool writes it; convert the model again
+        "#]],
+    );
+    check(
+        "sem_arch_unknown.gguf",
+        &expect![[r#"
+        exit 1
+        motley: cannot run the model in FIXTURES/sem_arch_unknown.gguf: architecture '../../../tmp/x' is not supported (supported are llama, qwen2, qwen3, gemma3)
+        hint: motley version lists what can be run
+    "#]],
+    );
 }
 
 #[test]
@@ -43,13 +91,24 @@ fn truncated_real_file() {
     check_failure(
         &["run", path.to_str().unwrap(), "hi"],
         &[(folder.path(), "FOLDER")],
-        &expect![""],
+        &expect![[r#"
+            exit 1
+            motley: cannot read FOLDER/short.gguf: tensor 'blk.16.ffn_down.weight' needs 552960 bytes at 47814912 in the data (which begins at offset 1785664), but the file has 50000000 bytes
+            hint: the file is damaged or was not copied whole; get it again
+        "#]],
     );
 }
 
 #[test]
 fn a_folder_is_no_model() {
-    check(&["show", "src"], &expect![""]);
+    check(
+        &["show", "src"],
+        &expect![[r#"
+            exit 1
+            motley: cannot open src: not a regular file
+            hint: give a GGUF file that you may read
+        "#]],
+    );
 }
 
 #[test]
@@ -57,21 +116,56 @@ fn prompt_longer_than_the_context() {
     let Some(model) = real_model(common::SMOLLM2) else { return };
     let prompt = "word ".repeat(400);
     let plain = ["run", &model, &prompt, "-c", "256", "--no-template"];
-    check(&plain, &expect![""]);
+    check(
+        &plain,
+        &expect![[r#"
+        exit 4
+        motley: the prompt has 401 tokens, the context only 256
+        hint: shorten it, or give more context: -c 768
+    "#]],
+    );
 }
 
 #[test]
 fn context_beyond_the_model() {
     let Some(model) = real_model(common::SMOLLM2) else { return };
-    check(&["run", &model, "hi", "-c", "100000"], &expect![""]);
+    check(
+        &["run", &model, "hi", "-c", "100000"],
+        &expect![[r#"
+            exit 4
+            motley: a context of 100000 tokens is more than the 8192 the model was trained for
+            hint: give at most -c 8192
+        "#]],
+    );
 }
 
 #[test]
 fn not_enough_memory() {
     let Some(model) = real_model(common::SMOLLM2) else { return };
-    check(&["run", &model, "hi", "--memory", "64M"], &expect![""]);
-    check(&["run", &model, "hi", "-c", "8192", "--memory", "256M"], &expect![""]);
-    check(&["run", &model, "hi", "-c", "8192", "--memory", "175M"], &expect![""]);
+    check(
+        &["run", &model, "hi", "--memory", "64M"],
+        &expect![[r#"
+        exit 4
+        motley: not enough memory: 279 MB needed (96.6 MB weights, 94.4 MB cache of 4096 tokens, 88.4 MB work), 64.0 MB available
+        hint: the weights alone are 96.6 MB; take a smaller model or a smaller quantisation
+    "#]],
+    );
+    check(
+        &["run", &model, "hi", "-c", "8192", "--memory", "256M"],
+        &expect![[r#"
+        exit 4
+        motley: not enough memory: 382 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 96.8 MB work), 256 MB available
+        hint: a context of 3072 tokens fits: -c 3072
+    "#]],
+    );
+    check(
+        &["run", &model, "hi", "-c", "8192", "--memory", "175M"],
+        &expect![[r#"
+        exit 4
+        motley: not enough memory: 382 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 96.8 MB work), 175 MB available
+        hint: a context of 256 tokens fits: -c 256
+    "#]],
+    );
 }
 
 #[test]
@@ -88,30 +182,147 @@ fn unknown_names() {
         let folders: &[(&Path, &str)] = &[(folder.path(), "MODELS")];
         check_failure(&["run", name, "hi", "--models", models], folders, expected);
     };
-    check("smolm2", &expect![""]);
-    check("mixtral", &expect![""]);
+    check(
+        "smolm2",
+        &expect![[r#"
+        exit 3
+        motley: no model is called 'smolm2'
+        hint: did you mean smollm2-135m-instruct.q4_1?
+    "#]],
+    );
+    check(
+        "mixtral",
+        &expect![[r#"
+        exit 3
+        motley: no model is called 'mixtral'
+        hint: MODELS holds gemma-3-270m-it.q4_k_m, smollm2-135m-instruct.q4_1
+    "#]],
+    );
     let empty = tempfile::tempdir().unwrap();
     check_failure(
         &["run", "smollm2", "hi", "--models", empty.path().to_str().unwrap()],
         &[(empty.path(), "MODELS")],
-        &expect![""],
+        &expect![[r#"
+            exit 3
+            motley: no model is called 'smollm2'
+            hint: give the path of a GGUF file, or put one into MODELS (--models names another folder)
+        "#]],
     );
 }
 
 #[test]
 fn wrong_command_lines() {
-    check(&["run", "model.gguf", "--tempp", "1"], &expect![""]);
-    check(&["run"], &expect![""]);
-    check(&["run", "m", "hi", "--top-p", "1.5"], &expect![""]);
-    check(&["run", "m", "hi", "-ctk", "f16", "-ctv", "q8_0"], &expect![""]);
-    check(&["run", "m", "hi", "-t", "2", "-tb", "3"], &expect![""]);
-    check(&["run", "m", "hi", "-n", "0"], &expect![""]);
-    check(&["run", "m", "hi", "--memory", "lots"], &expect![""]);
-    check(&["run", "m", "hi", "--stop", ""], &expect![""]);
-    check(&["run", "m", "hi", "-p", "ho"], &expect![""]);
-    check(&["make-model", "--arch", "llama", "--out", "x"], &expect![""]);
-    check(&["make-model", "--preset", "gpt-5", "--out", "x"], &expect![""]);
-    check(&["dance"], &expect![""]);
+    check(
+        &["run", "model.gguf", "--tempp", "1"],
+        &expect![[r#"
+        exit 2
+        error: unexpected argument '--tempp' found
+
+          tip: a similar argument exists: '--temp'
+
+        Usage: motley run [OPTIONS] <MODEL> [PROMPT]...
+
+        For more information, try '--help'.
+    "#]],
+    );
+    check(
+        &["run"],
+        &expect![[r#"
+        exit 2
+        motley: no model is named
+        hint: motley run MODEL.gguf "Why is the sky blue?"
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "--top-p", "1.5"],
+        &expect![[r#"
+        exit 2
+        motley: top_p must be between 0 and 1, not 1.5
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "-ctk", "f16", "-ctv", "q8_0"],
+        &expect![[r#"
+        exit 2
+        motley: keys and values are cached in one type
+        hint: give -ctk alone, or the same for -ctv
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "-t", "2", "-tb", "3"],
+        &expect![[r#"
+        exit 2
+        motley: prompt and answer share one pool of threads
+        hint: leave -tb out, or give -tb 2
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "-n", "0"],
+        &expect![[r#"
+        exit 2
+        motley: --predict must be -1, or 1 or more
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "--memory", "lots"],
+        &expect![[r#"
+        exit 2
+        error: invalid value 'lots' for '--memory <SIZE>': 'lots' is no unit of bytes; use B, k, M, G, T or KiB to TiB
+
+        For more information, try '--help'.
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "--stop", ""],
+        &expect![[r#"
+        exit 2
+        motley: stop string 0 is empty
+    "#]],
+    );
+    check(
+        &["run", "m", "hi", "-p", "ho"],
+        &expect![[r#"
+        exit 2
+        motley: the prompt is given twice, by --prompt and by words
+    "#]],
+    );
+    check(
+        &["make-model", "--arch", "llama", "--out", "x"],
+        &expect![[r#"
+            exit 2
+            error: the following required arguments were not provided:
+              --blocks <N>
+              --embedding <N>
+              --ffn <N>
+              --heads <N>
+              --kv-heads <N>
+              --type <TYPE>
+
+            Usage: motley make-model --preset <NAME> [--blocks <N>] --out <FILE>
+                   motley make-model --arch <NAME> --blocks <N> --embedding <N> --ffn <N>
+                                     --heads <N> --kv-heads <N> --type <TYPE> --out <FILE>
+
+            For more information, try '--help'.
+        "#]],
+    );
+    check(
+        &["make-model", "--preset", "gpt-5", "--out", "x"],
+        &expect![[r#"
+        exit 3
+        motley: 'gpt-5' is no preset (known are llama-2-7b-q4_0, llama-3-8b-q4_k_m, llama-3-70b-q4_k_m, llama-3-70b-q4_k_s, qwen2.5-7b-q4_k_m, qwen2.5-14b-q4_k_m, qwen2.5-32b-q4_k_m, qwen2.5-72b-q4_k_m, llama-1-30b-q4_k_m, llama-1-30b-q4_k_s, llama-3-45b-q4_k_s, llama-3-60b-q4_k_s, llama-1-65b-q4_k_m, llama-1-65b-q4_k_s, qwen3-30b-a3b-q4_k_m, gpt-oss-20b-mxfp4, llama-3.2-1b-q4_0, qwen3-0.6b-q8_0, qwen3-8b-q4_k_m, gemma-3-1b-q4_k_m)
+    "#]],
+    );
+    check(
+        &["dance"],
+        &expect![[r#"
+        exit 2
+        error: unrecognized subcommand 'dance'
+
+        Usage: motley [COMMAND]
+
+        For more information, try '--help'.
+    "#]],
+    );
 }
 
 #[test]
@@ -121,7 +332,11 @@ fn no_prompt_and_an_empty_pipe() {
     let output = run_with_input(&["run", &model], "\n");
     let said = stderr(&output).replace(folder.to_str().unwrap(), "MODELS");
     assert_eq!(output.status.code(), Some(2));
-    expect![""].assert_eq(&said);
+    expect![[r#"
+        motley: there is no prompt and stdin is empty
+        hint: give the prompt after the model, or run it on a terminal to chat
+    "#]]
+    .assert_eq(&said);
 }
 
 #[test]
@@ -136,5 +351,9 @@ fn input_that_is_no_text() {
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"ab\xff").unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    expect![""].assert_eq(&stderr(&output));
+    expect![[r#"
+        motley: stdin is no UTF-8 text from byte 2 on
+        hint: convert it first, for example with iconv
+    "#]]
+    .assert_eq(&stderr(&output));
 }

@@ -12,13 +12,39 @@ fn json(arguments: &[&str]) -> Json {
 
 #[test]
 fn without_arguments_it_says_how_to_begin() {
-    expect![""].assert_eq(&printed(&[]));
+    expect![[r#"
+        motley run MODEL.gguf "Why is the sky blue?"   answers; without a question it chats
+        motley show MODEL.gguf                         tells what a model is and what it needs
+        motley --help                                  lists everything else
+    "#]]
+    .assert_eq(&printed(&[]));
 }
 
 #[test]
 fn every_help_fits_a_screen() {
     let overview = printed(&["--help"]);
-    expect![""].assert_eq(&overview);
+    expect![[r#"
+        Serves language models on the devices you have
+
+        Usage: motley [COMMAND]
+
+        Commands:
+          run          Answer a prompt, or chat
+          show         Show what a model is and what it needs
+          plan         Plan who computes what, why, and how fast that is
+          bench        Measure speed, alone or side by side with llama.cpp
+          tokenize     Turn text into a model's tokens
+          make-model   Make a model of random weights in a given shape
+          completions  Print a completion script for a shell
+          version      Show versions, features and devices
+
+        Options:
+          -h, --help     Print help
+          -V, --version  Print version
+
+        Each option has a variable, such as MOTLEY_MODELS for --models; options win over variables.
+    "#]]
+    .assert_eq(&overview);
     let commands: Vec<&str> = overview
         .lines()
         .skip_while(|line| *line != "Commands:")
@@ -59,14 +85,23 @@ fn completions_know_every_command() {
 fn tokenize_prints_ids() {
     let Some(model) = real_model(SMOLLM2) else { return };
     let of = |text: &str| printed(&["tokenize", "-m", &model, text]);
-    expect![""].assert_eq(&of("Hello, world!"));
+    expect![[r#"
+        19556 28 905 17
+    "#]]
+    .assert_eq(&of("Hello, world!"));
     let piped = run_with_input(&["tokenize", "-m", &model], "Hello, world!");
     assert_eq!(stdout(&piped), of("Hello, world!"));
     // Control tokens in a text are only words, unless they are asked for.
-    expect![""].assert_eq(&of("<|im_end|>"));
-    expect![""].assert_eq(&printed(&["tokenize", "-m", &model, "--special", "<|im_end|>"]));
+    expect![[r#"
+        44 108 306 79 486 108 46
+    "#]]
+    .assert_eq(&of("<|im_end|>"));
+    expect![[r#"
+        2
+    "#]]
+    .assert_eq(&printed(&["tokenize", "-m", &model, "--special", "<|im_end|>"]));
     let pieces = json(&["tokenize", "-m", &model, "--json", "naïve 🙂"]);
-    expect![""].assert_eq(&format!("{pieces}"));
+    expect![[r#"{"count":3,"tokens":[{"id":3546,"piece":"na"},{"id":46494,"piece":"ïve"},{"id":47526,"piece":" 🙂"}]}"#]].assert_eq(&format!("{pieces}"));
 }
 
 #[test]
@@ -74,7 +109,67 @@ fn show_tells_layers_and_memory() {
     let Some(model) = real_model(SMOLLM2) else { return };
     let text = printed(&["show", &model]);
     let text = text.replace(&*common::models_folder().to_string_lossy(), "MODELS");
-    expect![""].assert_eq(&text);
+    expect![[r#"
+        model          Smollm2 135M 8k Lc100K Mix1 Ep2
+        file           MODELS/SmolLM2-135M-Instruct.Q4_1.gguf (98.4 MB)
+        architecture   llama
+        parameters     135 M
+        quantisation   Q4_1
+        context        8192 tokens
+        embedding      576
+        vocabulary     49152 tokens
+        chat template  in the file
+
+        metadata
+        key                                     value
+        general.architecture                    llama
+        general.type                            model
+        general.name                            Smollm2 135M 8k Lc100K Mix1 Ep2
+        general.organization                    HuggingFaceTB
+        general.finetune                        8k-lc100k-mix1-ep2
+        general.basename                        smollm2
+        general.size_label                      135M
+        general.license                         apache-2.0
+        general.languages                       [1 x string]
+        llama.block_count                       30
+        llama.context_length                    8192
+        llama.embedding_length                  576
+        llama.feed_forward_length               1536
+        llama.attention.head_count              9
+        llama.attention.head_count_kv           3
+        llama.rope.freq_base                    100000.0
+        llama.attention.layer_norm_rms_epsilon  0.00001
+        general.file_type                       3
+        llama.vocab_size                        49152
+        llama.rope.dimension_count              64
+        tokenizer.ggml.add_space_prefix         false
+        tokenizer.ggml.add_bos_token            false
+        tokenizer.ggml.model                    gpt2
+        tokenizer.ggml.pre                      smollm
+        tokenizer.ggml.tokens                   [49152 x string]
+        tokenizer.ggml.token_type               [49152 x i32]
+        tokenizer.ggml.merges                   [48900 x string]
+        tokenizer.ggml.bos_token_id             1
+        tokenizer.ggml.eos_token_id             2
+        tokenizer.ggml.unknown_token_id         0
+        tokenizer.ggml.padding_token_id         2
+        tokenizer.chat_template                 {% for message in messages %}{% if loop.first and messages[0... (373 characters)
+        general.quantization_version            2
+
+        layers
+        layers  types  weights    cache  MFLOP/token  heads  kv heads   ffn  window
+        0-29    Q4_1   2.22 MB  3.15 MB         16.5      9         3  1536  -
+        embed   Q8_0   30.1 MB
+        head    tied   2.30 kB
+
+        memory
+        for                             bytes
+        weights                       96.6 MB
+        cache, 1 slot of 4096 tokens  94.4 MB
+        computation, at most          28.4 MB
+        the program, at most          60.0 MB
+        together                       279 MB
+    "#]].assert_eq(&text);
 }
 
 #[test]

@@ -98,7 +98,9 @@ fn a_chat_remembers_obeys_and_ends() {
     chat.keys("My name is Ada.\r");
     chat.wait_for("seed:");
     chat.wait_for(">>> ");
-    chat.keys("\"\"\"What is\rmy name?\"\"\"\r");
+    chat.keys("\"\"\"What is\r");
+    chat.wait_for("... ");
+    chat.keys("my name?\"\"\"\r");
     // The second prompt repeats the first and its answer, which are computed already.
     let report = chat.wait_for("seed:");
     let counts = report.lines().find(|line| line.contains("prompt eval count:")).unwrap();

@@ -8,16 +8,24 @@ use std::time::Duration;
 use motley_engine::{
     CacheElement, EngineOptions, LayoutChoice, Model, SamplingOptions, SamplingParameters,
 };
-use motley_ggml::{ThreadPoolOptions, Token, Vocabulary};
+use motley_ggml::{
+    ElementType, ReferenceContext, ReferenceModel, ReferenceOptions, ReferenceRow,
+    ThreadPoolOptions, Token, Vocabulary,
+};
+use serde_json::json;
 
 use super::{Answer, Driver, Event, FinishReason, Loading, Request, SubmitError};
+use crate::prompt::PromptMaker;
 
 const CONTEXT_TOKENS: usize = 256;
+
+const THREADS: ThreadPoolOptions = ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false };
 
 /// Fails a test that would wait forever.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Fixture {
+    model: Arc<Model>,
     driver: Driver,
     vocabulary: Vocabulary,
     logits: usize,
@@ -48,14 +56,14 @@ impl Fixture {
             context_tokens: CONTEXT_TOKENS,
             batch_rows_max: 24,
             cache: CacheElement::F16,
-            threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+            threads: THREADS,
             layout: LayoutChoice::Plain,
         };
         let loading = Loading::start(Arc::clone(&model), options).unwrap();
         let vocabulary = model.vocabulary().unwrap();
         let driver = loading.finish(vocabulary.end_tokens()).unwrap();
         let logits = model.directory().hyper.vocabulary_size;
-        Some(Self { driver, vocabulary, logits })
+        Some(Self { model, driver, vocabulary, logits })
     }
 
     fn tokens(&self, text: &str) -> Vec<Token> {
@@ -119,6 +127,59 @@ fn sharing_batches_changes_no_answer() {
         assert_eq!(found.tokens, expected.tokens, "{text}");
         assert_eq!(found.reason, FinishReason::Length);
     }
+}
+
+#[test]
+fn a_chat_gets_the_answer_that_llama_cpp_gives() {
+    let Some(fixture) = Fixture::load(1) else { return };
+    let description = &fixture.model.directory().description;
+    let prompts = PromptMaker::new(description, &fixture.vocabulary).unwrap();
+    let messages = [json!({ "role": "user", "content": "What is the capital of France?" })];
+    let prompt = prompts.chat(&messages, &fixture.vocabulary).unwrap();
+    let rendered = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by \
+        Hugging Face<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n\
+        <|im_start|>assistant\n";
+    assert_eq!(prompt, fixture.vocabulary.tokenize(rendered, false, true).unwrap());
+    let found = hear(&fixture.submit(prompt.clone(), 16).unwrap()).tokens;
+    assert_eq!(found, reference_greedy(&fixture, &prompt, 16));
+}
+
+/// Greedy tokens of llama.cpp itself, end tokens apart.
+fn reference_greedy(fixture: &Fixture, prompt: &[Token], count: usize) -> Vec<Token> {
+    let model = ReferenceModel::load(fixture.model.path(), false).unwrap();
+    let options = ReferenceOptions {
+        context_tokens: CONTEXT_TOKENS as u32,
+        sequences: 1,
+        batch_rows: CONTEXT_TOKENS as u32,
+        cache_element: ElementType::F16,
+        threads: THREADS,
+    };
+    let mut context = ReferenceContext::new(&model, options).unwrap();
+    let (mut next, mut position, mut chosen) = (prompt.to_vec(), 0, Vec::new());
+    while chosen.len() < count {
+        let last = next.len() - 1;
+        let rows: Vec<ReferenceRow> = next
+            .iter()
+            .zip(position..)
+            .enumerate()
+            .map(|(index, (token, position))| ReferenceRow {
+                token: *token,
+                position,
+                sequence: 0,
+                logits: index == last,
+            })
+            .collect();
+        context.decode(&rows).unwrap();
+        position += rows.len() as u32;
+        let logits = context.logits(last);
+        let best = (0..logits.len())
+            .filter(|token| !fixture.vocabulary.ends_generation(*token as Token))
+            .max_by(|a, b| logits[*a].total_cmp(&logits[*b]).then(b.cmp(a)))
+            .expect("a token");
+        chosen.push(best as Token);
+        next = vec![best as Token];
+    }
+    chosen
 }
 
 #[test]
