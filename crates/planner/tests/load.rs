@@ -161,8 +161,11 @@ fn solve(problem: &Problem, method: Method) -> PlanOutcome {
     plan(problem, method, Budget::DEFAULT).unwrap_or_else(|error| panic!("{method:?}: {error}"))
 }
 
+/// Role, slots, groups, and each member's layers on GPU and CPU.
+type ReplicaForm = (Role, u32, u32, Vec<(DeviceId, u32, u32)>);
+
 /// What a plan is without its predictions of waiting.
-fn form(outcome: &PlanOutcome) -> Vec<(Role, u32, u32, Vec<(DeviceId, u32, u32)>)> {
+fn form(outcome: &PlanOutcome) -> Vec<ReplicaForm> {
     let member = |member: &MemberSpec| {
         (member.device, member.count(Residency::Gpu), member.count(Residency::Ram))
     };

@@ -78,8 +78,13 @@ impl<T> Offer<T> {
 
     /// Most of each sum first, so that whoever covers another comes earlier.
     fn order(&self, other: &Self) -> Ordering {
-        let sums = |offer: &Self| [-offer.sums.prefill, -offer.sums.decode, -offer.sums.slots];
-        lexicographic(&sums(self), &sums(other)).then(lexicographic(&self.rest, &other.rest))
+        let (own, their) = (&self.sums, &other.sums);
+        their
+            .prefill
+            .total_cmp(&own.prefill)
+            .then_with(|| their.decode.total_cmp(&own.decode))
+            .then_with(|| their.slots.total_cmp(&own.slots))
+            .then_with(|| lexicographic(&self.rest, &other.rest))
     }
 }
 

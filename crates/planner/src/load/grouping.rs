@@ -115,7 +115,7 @@ fn strongest_first(setting: &Setting<'_>, mut working: Vec<Rc<Choices>>) -> Opti
 /// plan alone, so arrivals cannot change it.
 fn finishing_time(setting: &Setting<'_>, working: &[Rc<Choices>]) -> Option<(Key, Point)> {
     let count = working.len();
-    if count < 2 || count > VECTORS_MAX {
+    if !(2..=VECTORS_MAX).contains(&count) {
         return None;
     }
     let picks: Vec<[Option<usize>; 2]> = working

@@ -20,6 +20,8 @@ mod ring;
 mod setting;
 mod shortage;
 mod split;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use motley_cluster::DeviceId;

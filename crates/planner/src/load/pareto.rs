@@ -10,6 +10,9 @@ use super::waiting::{Key, Sums};
 /// Most pairs of a set of devices and one of its subsets that an exact search is started for.
 pub(super) const PAIRS_MAX: f64 = 6e6;
 
+/// Offers that wait to be compared; fewer comparisons of small lists beat one of a large list.
+const PENDING_MAX: usize = 2048;
+
 /// Pairs the search will look at for so many devices of each type: identical devices count once.
 pub(super) fn pairs(counts: &[usize]) -> f64 {
     let of_type = |count: &usize| (*count as f64 + 1.0) * (*count as f64 + 2.0) / 2.0;
@@ -135,23 +138,15 @@ impl Table<'_, '_> {
         loop {
             if code != state {
                 self.offer(state - code, code, &mut offers);
+                if offers.len() > PENDING_MAX {
+                    offers = self.prune(set, offers);
+                }
             }
             if !self.advance(&mut block, &mut code, set, first) {
                 break;
             }
         }
-        // Whoever cannot pass the best plan so far, even if all other devices did their best in both
-        // phases at once, is no beginning of a better one.
-        let rest = self.rest(set);
-        let goal = self.setting.goal;
-        let demand = &self.setting.demand;
-        let rates = self.rates(set);
-        offers.retain(|offer| {
-            let done = (offer.sums.prefill / demand.prompt, offer.sums.decode / demand.generated);
-            let capacity = balanced(done, rates.iter().copied());
-            demand.optimistic(goal, &offer.sums.plus(rest), capacity) <= self.known
-        });
-        let kept = reduce(offers, usize::MAX);
+        let kept = self.prune(set, offers);
         let mut front: Vec<Point> = kept.iter().map(|offer| self.point(&offer.origin)).collect();
         // The set as one group counts only where parts of it do not do better.
         let group: Vec<TypeId> =
@@ -164,13 +159,26 @@ impl Table<'_, '_> {
             front.extend((0..own.len()).map(|index| Point::NOTHING.with(&own, index)));
             front = reduce(front, usize::MAX);
         }
-        if self.setting.problem.options.allow_idle {
-            if let Some((key, _)) = best(self.setting, &front) {
-                self.known = self.known.min(key[0]);
-            }
+        let complete = best(self.setting, &front);
+        let complete = complete.filter(|_| self.setting.problem.options.allow_idle);
+        if let Some((key, _)) = complete {
+            self.known = self.known.min(key[0]);
         }
         self.options[state] = own;
         self.fronts[state] = front;
+    }
+
+    /// Offers that no other covers and that may begin a better plan than the best so far: whoever
+    /// cannot pass it, even if all devices outside the set did their best, is dropped.
+    fn prune(&self, set: &[usize], mut offers: Vec<Offer<Origin>>) -> Vec<Offer<Origin>> {
+        let (rest, rates) = (self.rest(set), self.rates(set));
+        let (goal, demand) = (self.setting.goal, &self.setting.demand);
+        offers.retain(|offer| {
+            let done = (offer.sums.prefill / demand.prompt, offer.sums.decode / demand.generated);
+            let capacity = balanced(done, rates.iter().copied());
+            demand.optimistic(goal, &offer.sums.plus(rest), capacity) <= self.known
+        });
+        reduce(offers, usize::MAX)
     }
 
     /// What the devices outside a set can add at most.

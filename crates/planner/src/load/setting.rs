@@ -141,6 +141,9 @@ enum Wires {
     Between(Vec<Vec<Option<Wire>>>),
 }
 
+/// Counted stages by load, each computed once.
+type KnownCounts = RefCell<BTreeMap<Load, Rc<Counted>>>;
+
 /// The problem, restricted to some devices, as tables.
 #[derive(Debug)]
 pub(super) struct Setting<'a> {
@@ -169,7 +172,7 @@ pub(super) struct Setting<'a> {
     buffers: [[f64; 2]; 2],
     times: Vec<Vec<OnceCell<[Times; 2]>>>,
     /// Per type and master or not.
-    counted: Vec<[RefCell<BTreeMap<Load, Rc<Counted>>>; 2]>,
+    counted: Vec<[KnownCounts; 2]>,
     pub(super) evaluations: Cell<u64>,
 }
 

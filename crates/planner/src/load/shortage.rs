@@ -162,18 +162,16 @@ fn remedies(setting: &Setting<'_>, shortage: &Shortage) -> Vec<Remedy> {
             found.push(Remedy::AllowStreaming);
         }
     }
-    if let Shortage::ClusterMemory { .. } | Shortage::HeadMemory { .. } = shortage {
-        if let Some(more) = added(setting) {
-            let device = largest(setting);
-            let has_gpu = problem.cluster.device(device).gpu().is_some();
-            let bytes = Bytes::new(more);
-            let unified = problem.cluster.device(device).unified_memory;
-            found.push(if has_gpu && unified {
-                Remedy::FreeGpuMemory { device, bytes }
-            } else {
-                Remedy::AddRam { device, bytes }
-            });
-        }
+    let memory = matches!(shortage, Shortage::ClusterMemory { .. } | Shortage::HeadMemory { .. });
+    if let Some(more) = added(setting).filter(|_| memory) {
+        let device = largest(setting);
+        let profile = problem.cluster.device(device);
+        let bytes = Bytes::new(more);
+        found.push(if profile.gpu().is_some() && profile.unified_memory {
+            Remedy::FreeGpuMemory { device, bytes }
+        } else {
+            Remedy::AddRam { device, bytes }
+        });
     }
     found
 }
