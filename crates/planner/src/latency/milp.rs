@@ -9,6 +9,10 @@ use super::instance::{Instance, Member, RoundShape, TIE, Ticks};
 use super::ring::{Assignment, Ring, measured};
 use crate::cost::DiskModel;
 
+/// Added to a room, in layers, so that what fits to the byte is not lost to rounding. What then does
+/// not fit is refused by the direct cost.
+const SLACK_LAYERS: f64 = 1e-8;
+
 /// Columns of one member.
 struct Columns {
     cpu: Col,
@@ -66,7 +70,7 @@ pub(super) fn divide(
     model.set_option("random_seed", 1);
     model.set_option("mip_rel_gap", 0.0);
     model.set_option("mip_abs_gap", 0.0);
-    model.set_option("mip_feasibility_tolerance", 1e-9);
+    model.set_option("mip_feasibility_tolerance", 1e-8);
     model.set_option("mip_max_nodes", i32::try_from(nodes_max).unwrap_or(i32::MAX));
     let solved = model.try_solve().ok()?;
     if !matches!(solved.status(), HighsModelStatus::Optimal) {
@@ -93,7 +97,8 @@ impl Program<'_> {
         let all = f64::from(self.instance.layers);
         let streaming = if self.instance.allow_streaming { 1.0 } else { 0.0 };
         // Without room for its buffer a device has no CPU layers; GPU layers stay possible.
-        let no_cpu = !member.shared && member.room_bytes < member.cpu_fixed_bytes;
+        let fixed = if member.reload_all.is_some() { 0 } else { member.cpu_fixed_bytes };
+        let no_cpu = !member.shared && member.room_bytes < fixed;
         let cpu_most = if no_cpu { 0.0 } else { all };
         let problem = &mut self.problem;
         let columns = Columns {
@@ -181,7 +186,7 @@ impl Program<'_> {
         let least = f64::from(self.instance.buffer_min);
         let parts = Parts::of(member);
         let read = member.read(member.layer_bytes) as f64 / self.unit;
-        let most = all * (2.0 + parts.kv) + parts.fixed;
+        let most = all * (2.0 + parts.kv) + parts.fixed - parts.room.min(0.0);
         let problem = &mut self.problem;
         problem.add_row(
             ..=parts.room,
@@ -226,7 +231,7 @@ impl Program<'_> {
         let parts = Parts::of(member);
         let read = member.read(member.layer_bytes) as f64 / self.unit;
         let beyond = member.read(member.reload_all.unwrap_or(0)) as f64 / self.unit;
-        let most = all * (2.0 + parts.kv) + parts.fixed;
+        let most = all * (2.0 + parts.kv) + parts.fixed - parts.room.min(0.0);
         let problem = &mut self.problem;
         problem.add_row(
             ..=parts.room,
@@ -237,9 +242,10 @@ impl Program<'_> {
                 (columns.over, -most),
             ],
         );
+        // Once reading, keys of all layers, GPU layers and the buffer must find room.
         problem.add_row(
-            ..=parts.room,
-            [(columns.cpu, parts.kv), (columns.gpu, parts.shared_gpu), (columns.over, least)],
+            ..=parts.room + most,
+            [(columns.cpu, parts.kv), (columns.gpu, 1.0 + parts.kv), (columns.over, least + most)],
         );
         problem.add_row(
             -(read * all)..,
@@ -302,7 +308,7 @@ impl Parts {
         let layer = member.layer_bytes as f64;
         let kv = member.kv_bytes as f64 / layer;
         Self {
-            room: member.room_bytes as f64 / layer,
+            room: member.room_bytes as f64 / layer + SLACK_LAYERS,
             kv,
             fixed: member.cpu_fixed_bytes as f64 / layer,
             shared_gpu: if member.shared { 1.0 + kv } else { 0.0 },
