@@ -30,8 +30,10 @@ pub fn explain_refusal(
     let PlanError::Infeasible { shortage, remedies } = error else {
         return Refusal { cause: error.to_string(), remedies: Vec::new() };
     };
-    let mut words: Vec<String> =
-        remedies.iter().map(|remedy| remedy_words(problem, remedy)).collect();
+    // A file of no bytes is a way of saying that no file would do.
+    let nothing = Remedy::SmallerModel { file_bytes: Bytes::ZERO };
+    let possible = remedies.iter().filter(|remedy| **remedy != nothing);
+    let mut words: Vec<String> = possible.map(|remedy| remedy_words(problem, remedy)).collect();
     if words.is_empty() {
         words = tried(problem, method, budget);
     }

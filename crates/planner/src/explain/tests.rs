@@ -261,6 +261,7 @@ fn refusals_say_what_is_short_by_how_much_and_what_would_help() {
             Remedy::QuantiseKv,
             Remedy::AddRam { device: DeviceId::new(1), bytes: gb(13.5) },
             Remedy::SmallerModel { file_bytes: gb(28.0) },
+            Remedy::SmallerModel { file_bytes: Bytes::ZERO },
         ],
     };
     let refusal = explain_refusal(&problem, Method::Pareto, &error, Budget::DEFAULT);
