@@ -30,10 +30,7 @@ pub(crate) fn folder(given: Option<PathBuf>) -> Option<PathBuf> {
 /// When there is no such file, with the names that are near.
 pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = PathBuf::from(name);
-    let missing = match path.metadata() {
-        Ok(_) => return Ok(path),
-        Err(error) => error,
-    };
+    let Err(missing) = path.metadata() else { return Ok(path) };
     let looks_like_path = path.components().count() > 1 || is_gguf(&path);
     let known = folder.map(names_in).unwrap_or_default();
     let wanted = stem(name);

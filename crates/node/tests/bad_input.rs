@@ -211,7 +211,18 @@ fn unknown_names() {
 }
 
 #[test]
-fn wrong_command_lines() {
+fn words_that_name_nothing() {
+    check(
+        &["dance"],
+        &expect![[r#"
+        exit 2
+        error: unrecognized subcommand 'dance'
+
+        Usage: motley [COMMAND]
+
+        For more information, try '--help'.
+    "#]],
+    );
     check(
         &["run", "model.gguf", "--tempp", "1"],
         &expect![[r#"
@@ -233,6 +244,10 @@ fn wrong_command_lines() {
         hint: motley run MODEL.gguf "Why is the sky blue?"
     "#]],
     );
+}
+
+#[test]
+fn options_out_of_range_or_against_each_other() {
     check(
         &["run", "m", "hi", "--top-p", "1.5"],
         &expect![[r#"
@@ -286,6 +301,10 @@ fn wrong_command_lines() {
         motley: the prompt is given twice, by --prompt and by words
     "#]],
     );
+}
+
+#[test]
+fn models_that_cannot_be_made() {
     check(
         &["make-model", "--arch", "llama", "--out", "x"],
         &expect![[r#"
@@ -310,17 +329,6 @@ fn wrong_command_lines() {
         &expect![[r#"
         exit 3
         motley: 'gpt-5' is no preset (known are llama-2-7b-q4_0, llama-3-8b-q4_k_m, llama-3-70b-q4_k_m, llama-3-70b-q4_k_s, qwen2.5-7b-q4_k_m, qwen2.5-14b-q4_k_m, qwen2.5-32b-q4_k_m, qwen2.5-72b-q4_k_m, llama-1-30b-q4_k_m, llama-1-30b-q4_k_s, llama-3-45b-q4_k_s, llama-3-60b-q4_k_s, llama-1-65b-q4_k_m, llama-1-65b-q4_k_s, qwen3-30b-a3b-q4_k_m, gpt-oss-20b-mxfp4, llama-3.2-1b-q4_0, qwen3-0.6b-q8_0, qwen3-8b-q4_k_m, gemma-3-1b-q4_k_m)
-    "#]],
-    );
-    check(
-        &["dance"],
-        &expect![[r#"
-        exit 2
-        error: unrecognized subcommand 'dance'
-
-        Usage: motley [COMMAND]
-
-        For more information, try '--help'.
     "#]],
     );
 }
