@@ -74,20 +74,16 @@ pub(crate) struct Arguments {
 /// What else to do than plan once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Action {
-    /// All methods in one table.
     Compare,
 }
 
-/// Objectives on the command line.
+/// Objectives on the command line. Their meanings are the planner's; without a remark on each, help
+/// stays short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Goal {
-    /// Lowest time per output token of one request
     Latency,
-    /// Lowest waiting under the arrivals
     Waiting,
-    /// Most requests per second within the limits
     Goodput,
-    /// Most tokens per second
     Throughput,
 }
 

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use motley_cluster::{
-    Arrivals, Cluster, Document, FormatVersion, KvType, ModelProfile, Seconds, TokenLength,
-    TokensPerSecond, Workload, WorkloadSpec, builtin_cluster, builtin_cluster_names, builtin_model,
-    builtin_model_names, from_json, from_toml,
+    Arrivals, Cluster, Document, FormatVersion, KvType, ModelProfile, ReadError, Seconds,
+    TokenLength, TokensPerSecond, Workload, WorkloadSpec, builtin_cluster, builtin_cluster_names,
+    builtin_model, builtin_model_names, from_json, from_toml,
 };
 use motley_planner::{ExportTarget, Method, Objective, PlanOptions, Problem};
 
@@ -166,7 +166,18 @@ fn read<T: Document>(path: &Path) -> Result<T, Failure> {
         String::from_utf8(bytes).with_context(|| format!("{} is no UTF-8 text", path.display()))?;
     let is_json = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("json"));
     let value = if is_json { from_json(&text) } else { from_toml(&text) };
+    let value =
+        value.map_err(|error| ReadError { problem: without_excerpt(&error.problem), ..error });
     Ok(value.with_context(|| path.display().to_string())?)
+}
+
+/// The first and last line of a parser's message; the lines between show the text, which does not
+/// go on one line.
+fn without_excerpt(problem: &str) -> String {
+    match problem.split_once('\n').zip(problem.rsplit_once('\n')) {
+        Some(((first, _), (_, last))) => format!("{first}: {last}"),
+        None => problem.to_owned(),
+    }
 }
 
 fn unknown<S: AsRef<str>>(what: &str, name: &str, known: &[S], list: &str) -> Failure {
