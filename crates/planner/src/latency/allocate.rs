@@ -122,13 +122,25 @@ impl<'a, 'b> Search<'a, 'b> {
     /// Streaming overlaps in some splits and adds in others: every limit is tried, with the added
     /// time as a second dimension.
     fn every_limit(&self) -> Option<Allocation> {
+        // Sums only fall as the limit rises, so those at or above the bound come first.
+        let hopeless = |limit: &Ticks| Sums::new(self, *limit, true).total() >= self.bound;
+        let first = self.limits.partition_point(hopeless);
         let mut best: Option<Allocation> = None;
-        for limit in &self.limits {
+        for limit in &self.limits[first..] {
             let bound = best.as_ref().map_or(self.bound, |best| best.token);
             if *limit >= bound {
                 break;
             }
-            let found = super::labels::allocate(self.seats, self.layers, *limit, bound);
+            let sums = Sums::new(self, *limit, true);
+            if sums.total() >= bound {
+                continue;
+            }
+            let mut found = Some(self.allocation(&sums));
+            // No token is below the least sum, so one that equals it needs no second look.
+            if found.as_ref().is_some_and(|found| found.token > sums.total()) {
+                let bound = found.as_ref().map_or(bound, |found| found.token.min(bound));
+                found = super::labels::allocate(self.seats, self.layers, *limit, bound).or(found);
+            }
             best = found.filter(|found| found.token < bound).or(best);
         }
         best
