@@ -1,4 +1,6 @@
 //! Prints how long load planning takes: medians, 99th percentiles and growth with devices.
+//!
+//! Arguments choose parts (`small`, `sites`, `genetic`, `exact`) and fewer runs (`--quick`).
 
 #![expect(clippy::print_stdout, reason = "an example that prints its measurements")]
 #![expect(clippy::disallowed_methods, reason = "measuring time is its purpose")]
@@ -15,23 +17,32 @@ use motley_planner::{Budget, Method, Objective, PlanOptions, Problem, plan};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("| devices | alike | model | method | runs | median ms | p99 ms | quality | used |");
     println!("|--:|---|---|---|--:|--:|--:|---|--:|");
-    let quick = std::env::args().any(|argument| argument == "--quick");
-    let runs = if quick { 3 } else { 21 };
-    for model in ["llama-3-8b-q4_k_m", "llama-3-70b-q4_k_m", "gpt-oss-20b-mxfp4"] {
-        for devices in [4, 6, 8] {
-            measure((devices, 1, true), model, Method::Pareto, runs)?;
+    let given = |name: &str| std::env::args().any(|argument| argument == name);
+    let runs = if given("--quick") { 3 } else { 21 };
+    let all = !["small", "exact", "genetic", "sites"].into_iter().any(given);
+    if all || given("small") {
+        for model in ["llama-3-8b-q4_k_m", "llama-3-70b-q4_k_m", "gpt-oss-20b-mxfp4"] {
+            for devices in [4, 6, 8] {
+                measure((devices, 1, true), model, Method::Pareto, runs)?;
+            }
+            measure((8, 1, false), model, Method::Pareto, runs)?;
         }
-        measure((8, 1, false), model, Method::Pareto, runs)?;
     }
-    for devices in [10, 12, 14] {
-        measure((devices, 1, false), "llama-3-8b-q4_k_m", Method::Pareto, runs.min(5))?;
+    if all || given("sites") {
+        for (devices, sites) in [(64, 2), (250, 2), (500, 4), (1000, 8)] {
+            measure((devices, sites, false), "llama-3-8b-q4_k_m", Method::Hierarchical, 3)?;
+        }
     }
-    measure((14, 1, true), "llama-3-8b-q4_k_m", Method::Pareto, 3)?;
-    for devices in [8, 16, 32, 64] {
-        measure((devices, 1, false), "llama-3-8b-q4_k_m", Method::Genetic, 3)?;
+    if all || given("genetic") {
+        for devices in [8, 16, 32, 64] {
+            measure((devices, 1, false), "llama-3-8b-q4_k_m", Method::Genetic, 3)?;
+        }
     }
-    for (devices, sites) in [(64, 2), (250, 2), (500, 4), (1000, 8)] {
-        measure((devices, sites, false), "llama-3-8b-q4_k_m", Method::Hierarchical, 3)?;
+    if all || given("exact") {
+        for devices in [10, 12, 14] {
+            measure((devices, 1, false), "llama-3-8b-q4_k_m", Method::Pareto, runs.min(3))?;
+        }
+        measure((14, 1, true), "llama-3-8b-q4_k_m", Method::Pareto, 3)?;
     }
     Ok(())
 }

@@ -89,7 +89,7 @@ fn automatic(setting: &Setting<'_>, devices: &[DeviceId]) -> Result<PlanOutcome,
     if setting.goal.objective == Objective::FinishingTime {
         return plan(setting.problem, Method::FinishingTime, setting.budget);
     }
-    if pareto::pairs(&setting.counts()) <= pareto::PAIRS_MAX {
+    if pareto::pairs(&setting.counts()) <= pareto::PAIRS_DEFAULT {
         return exact(setting);
     }
     let by_sites = hierarchical::plan(setting.problem, setting.budget, devices);

@@ -13,6 +13,9 @@ pub(super) const PAIRS_MAX: f64 = 6e6;
 /// Offers that wait to be compared; fewer comparisons of small lists beat one of a large list.
 const PENDING_MAX: usize = 2048;
 
+/// The same for the default method: about twelve different devices, or more of fewer types.
+pub(super) const PAIRS_DEFAULT: f64 = 6e5;
+
 /// Pairs the search will look at for so many devices of each type: identical devices count once.
 pub(super) fn pairs(counts: &[usize]) -> f64 {
     let of_type = |count: &usize| (*count as f64 + 1.0) * (*count as f64 + 2.0) / 2.0;
