@@ -162,6 +162,7 @@ impl Loader {
                 .map(|tensor| PlacedTensor { spec: spec(tensor), offset: tensor.offset })
                 .collect();
             let mapped = TensorSet::map(Arc::clone(file), &placed)?;
+            populate(file, &aligned);
             loader.mapped_bytes += aligned.iter().map(|tensor| tensor.bytes).sum::<u64>();
             loader.add_plain(&mapped, &aligned);
 
@@ -248,6 +249,29 @@ impl Loader {
         }
     }
 }
+
+/// Brings the tensors into memory, neighbours in one go.
+fn populate(file: &MappedFile, tensors: &[&TensorInfo]) {
+    let mut extents: Vec<Range<u64>> =
+        tensors.iter().map(|tensor| tensor.offset..tensor.offset + tensor.bytes).collect();
+    extents.sort_unstable_by_key(|extent| extent.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for extent in extents {
+        match merged.last_mut() {
+            // Padding between tensors is less than a page.
+            Some(last) if extent.start <= last.end + PAGE_BYTES => last.end = extent.end,
+            _ => merged.push(extent),
+        }
+    }
+    for extent in merged {
+        let start = usize::try_from(extent.start).expect("inside the map");
+        let length = usize::try_from(extent.end - extent.start).expect("inside the map");
+        file.populate(start, length);
+    }
+}
+
+/// Gaps up to this length are cheaper to read than to leave out.
+const PAGE_BYTES: u64 = 4096;
 
 /// The tensor as ggml knows it.
 fn spec(tensor: &TensorInfo) -> TensorSpec {

@@ -3,9 +3,6 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout as AllocationLayout, System};
-use std::cell::Cell;
-
 use common::{
     BATCH_ROWS, CONTEXT_TOKENS, Cut, Fixture, Greedy, THREADS, greedy, ours_greedy, run_cut,
 };
@@ -17,31 +14,6 @@ use motley_ggml::{ReferenceModel, ReferenceRow, Token};
 
 const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const GEMMA3: &str = "gemma-3-270m-it.Q4_K_M.gguf";
-
-/// Counts allocations of the thread that runs a test.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-#[expect(unsafe_code, reason = "an allocator that counts is an unsafe trait")]
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a plain cell.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: AllocationLayout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: AllocationLayout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Eight prompts of different lengths, cut from one text.
 fn prompts(fixture: &Fixture) -> Vec<Vec<Token>> {
@@ -288,29 +260,6 @@ fn a_slot_can_go_back_and_take_another_way() {
     engine.clear(0);
     let fresh = answer(&mut engine, 0, &other);
     assert_eq!(greedy(&after_going_back), greedy(&fresh));
-}
-
-#[test]
-fn a_token_in_steady_state_allocates_nothing() {
-    let Some(fixture) = Fixture::open(SMOLLM2) else { return };
-    let mut engine = fixture.engine(4, LayoutChoice::Plain, CacheElement::F16);
-    let (mut logits, mut rows) = (Vec::new(), [Row { slot: 0, position: 0 }; 4]);
-    let mut step = |engine: &mut Engine, position: usize| {
-        for (slot, row) in rows.iter_mut().enumerate() {
-            *row = Row { slot, position };
-        }
-        let step = Step {
-            layers: 0..engine.hyper().block_count,
-            rows: &rows,
-            entering: Entering::Tokens(&[1, 2, 3, 4]),
-            wanted: Wanted::Logits(&[0, 1, 2, 3]),
-        };
-        engine.run(&step, &mut logits).unwrap();
-    };
-    step(&mut engine, 0);
-    let before = ALLOCATIONS.with(Cell::get);
-    (1..20).for_each(|position| step(&mut engine, position));
-    assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
 }
 
 #[test]

@@ -36,10 +36,15 @@ impl MappedFile {
         &self.map
     }
 
-    /// Tells the kernel that the whole file will be read soon.
-    pub fn will_need(&self) {
-        #[cfg(unix)]
-        let _ = self.map.advise(memmap2::Advice::WillNeed);
+    /// Reads `length` bytes from `offset` on and maps them at once, which costs a fraction of one
+    /// page fault per page later. Without effect where the system cannot do it.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the file.
+    pub fn populate(&self, offset: usize, length: usize) {
+        assert!(offset + length <= self.map.len(), "a range beyond the end of the file");
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise_range(memmap2::Advice::PopulateRead, offset, length);
     }
 }
 
