@@ -15,6 +15,7 @@ use motley_ggml::{
 use serde_json::json;
 
 use super::{Answer, Driver, Event, FinishReason, Loading, Request, SubmitError};
+use crate::memory::{self, Usage};
 use crate::prompt::PromptMaker;
 
 const CONTEXT_TOKENS: usize = 256;
@@ -227,6 +228,20 @@ fn what_does_not_fit_is_refused_at_once() {
         refused(CONTEXT_TOKENS),
         Some(SubmitError::PromptTooLong { tokens: 256, context_tokens: 256 })
     ));
+}
+
+#[test]
+fn memory_is_foretold() {
+    let Some(fixture) = Fixture::load(3) else { return };
+    let usage = Usage { slots: 3, batch_rows: 24, cache: CacheElement::F16 };
+    let foretold =
+        memory::needed(fixture.model.directory(), &usage, CONTEXT_TOKENS as u64).unwrap();
+    let held = fixture.driver.facts().memory;
+    assert_eq!(foretold.model.weights_bytes, held.weights_mapped_bytes);
+    assert_eq!(foretold.model.cache_bytes, held.cache_bytes);
+    // The estimate errs on the safe side, but not far.
+    let (most, found) = (foretold.compute_bytes, held.compute_bytes);
+    assert!(found <= most && most <= 4 * found, "{found} of {most} foretold bytes");
 }
 
 #[test]
