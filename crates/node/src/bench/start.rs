@@ -61,16 +61,15 @@ pub(super) fn first_token(
     };
     let memory = match engine {
         Engine::Motley => {
-            // Text needs the vocabulary; its loading belongs to the start.
-            let vocabulary = std::thread::scope(|scope| -> anyhow::Result<_> {
+            // A prompt needs the vocabulary; it loads beside the engine, as in `motley run`.
+            let mut ours = std::thread::scope(|scope| -> anyhow::Result<_> {
                 let loading = scope.spawn(|| model.vocabulary());
-                let mut ours = Ours::load(model, &options(model, threads))?;
-                answer(&mut ours)?;
-                let memory = ours.engine.memory();
+                let ours = Ours::load(model, &options(model, threads))?;
                 loading.join().map_err(|_| anyhow::anyhow!("loading the vocabulary failed"))??;
-                Ok(memory)
-            });
-            let held = vocabulary?;
+                Ok(ours)
+            })?;
+            answer(&mut ours)?;
+            let held = ours.engine.memory();
             let known = held.weights_mapped_bytes
                 + held.weights_allocated_bytes
                 + held.cache_bytes
