@@ -9,7 +9,7 @@ use super::setting::{Batch, Load, Setting, TypeId};
 use super::waiting::{Key, WORST, compare};
 
 /// Steps of local search after which `hexgen2-like` gives up.
-const LOCAL_STEPS: usize = 200;
+const LOCAL_STEPS: usize = 40;
 
 fn key_of(setting: &Setting<'_>, choice: &Choice) -> Key {
     let rest = [choice.ttft, choice.tpot, choice.order.len() as f64];

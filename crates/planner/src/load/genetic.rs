@@ -13,6 +13,9 @@ const GENERATIONS: usize = 150;
 const ELITES: usize = 6;
 const TOURNAMENT: usize = 3;
 const STAGNANT_MAX: usize = 40;
+/// Above so many devices every individual brings new groups to compute, and patience costs seconds.
+const LARGE: usize = 24;
+const STAGNANT_LARGE: usize = 8;
 const MUTATION: f64 = 0.3;
 
 /// Both chromosomes: an order of devices and the sizes of consecutive groups.
@@ -64,7 +67,8 @@ pub(super) fn search(
         elites.truncate(ELITES);
         let improved = scores.best.as_ref().map(|(key, _)| *key) != before;
         stagnant = if improved { 0 } else { stagnant + 1 };
-        if stagnant >= STAGNANT_MAX || library.setting.exhausted() {
+        let patience = if types.len() > LARGE { STAGNANT_LARGE } else { STAGNANT_MAX };
+        if stagnant >= patience || library.setting.exhausted() {
             break;
         }
         let pool: Vec<&(Key, Genome)> = scored.iter().chain(&elites).collect();

@@ -21,7 +21,9 @@ pub(super) enum RoleRule {
     FinishingTime,
 }
 
-/// Most points a front of roles keeps; with up to about ten replicas none is lost.
+/// Replicas up to which fronts of roles are kept whole.
+const GROUPS_MAX: usize = 8;
+/// Most points a front of roles keeps then; the exact search's largest is far smaller.
 const FRONT_MAX: usize = 400;
 /// The same where there are more replicas.
 const FRONT_MAX_LARGE: usize = 32;
@@ -67,7 +69,7 @@ impl<'s, 'a> Library<'s, 'a> {
         }
         match rule {
             RoleRule::Exact => {
-                let most = if working.len() > VECTORS_MAX { FRONT_MAX_LARGE } else { FRONT_MAX };
+                let most = if working.len() > GROUPS_MAX { FRONT_MAX_LARGE } else { FRONT_MAX };
                 best(self.setting, &roles(&working, most))
             }
             RoleRule::StrongestFirst => strongest_first(self.setting, working),

@@ -13,10 +13,10 @@ use super::waiting::{Goal, Sums, compare};
 use super::{evolve, shortage, wanted};
 use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem, Quality};
 
-/// Devices of one cell. Cells of twelve hold several replicas and take milliseconds.
-const CELL: usize = 12;
+/// Devices of one cell: enough for several replicas, few enough for an exact search in a blink.
+const CELL: usize = 8;
 /// Pairs up to which a whole site is searched at once.
-const SITE_PAIRS_MAX: f64 = 2e5;
+const SITE_PAIRS_MAX: f64 = 7e3;
 /// Points a site's front keeps.
 const FRONT_MAX: usize = 48;
 /// Part of a device's best link rate that a link must have to be inside a site.

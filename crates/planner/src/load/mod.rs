@@ -42,6 +42,9 @@ pub use waiting::{Congestion, congestion, state_dependent_wait};
 /// Devices up to which the genetic search is the default where the exact one is too large.
 const GENETIC_MAX: usize = 64;
 
+/// Devices up to which the genetic search also starts from a local search's grouping.
+const LOCAL_SEARCH_MAX: usize = 16;
+
 /// Plans by one of the load methods.
 pub(crate) fn plan(
     problem: &Problem,
@@ -161,7 +164,9 @@ fn evolve(setting: &Setting<'_>, wanted: Wanted, rule: RoleRule) -> Option<(Key,
     let mut library = Library::new(setting, wanted);
     let devices = setting.devices();
     let starts = match rule {
-        RoleRule::Exact => baselines::hexgen2_groups(&mut library, &devices).into_iter().collect(),
+        RoleRule::Exact if devices.len() <= LOCAL_SEARCH_MAX => {
+            baselines::hexgen2_groups(&mut library, &devices).into_iter().collect()
+        }
         _ => Vec::new(),
     };
     genetic::search(&mut library, &devices, rule, &starts)

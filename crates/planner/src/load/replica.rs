@@ -77,11 +77,22 @@ pub(super) fn choices_beyond(
     found
 }
 
+/// Members up to which every master and every number of micro-batch groups is tried.
+const LARGE_GROUP: usize = 8;
+/// Masters tried in larger groups.
+const LARGE_MASTERS: usize = 2;
+
 /// Ring orders to try: every master, then the way around with the least delay.
 fn orders(setting: &Setting<'_>, group: &[TypeId]) -> Vec<Vec<TypeId>> {
     let mut masters = group.to_vec();
     masters.dedup();
     masters.retain(|kind| setting.may_be_master(*kind, group));
+    if group.len() > LARGE_GROUP {
+        // The head costs as much as several layers, so a fast device runs it.
+        let time = |kind: &TypeId| setting.least_layer_time(*kind, Batch::Tokens(1));
+        masters.sort_by(|a, b| time(a).total_cmp(&time(b)));
+        masters.truncate(LARGE_MASTERS);
+    }
     let around = |master: TypeId| {
         let mut rest = group.to_vec();
         let position = rest.iter().position(|kind| *kind == master)?;
@@ -344,6 +355,9 @@ fn decode_candidates(
             continue;
         }
         for groups in 1..=(order.len() as u32).min(slots_max / batch) {
+            if order.len() > LARGE_GROUP && !groups.is_power_of_two() {
+                continue;
+            }
             let slots = f64::from(batch * groups);
             if setting.file_bytes() + slots * setting.slot_bytes(true) > room {
                 break;
