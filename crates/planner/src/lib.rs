@@ -25,9 +25,9 @@ pub use cost::{
 };
 pub use dispatch::plan;
 pub use explain::{
-    Basis, Change, ChangeEffect, DrawnReplica, Drawing, Explanation, Ink, Lane, LaneRun, NextLayer,
-    NextLayerPlace, Refusal, ReplicaFacts, SingleDevice, SlotRoom, UnusedDevice, UsedDevice, explain,
-    explain_refusal,
+    Basis, Change, ChangeEffect, Drawing, DrawnReplica, Explanation, Ink, Lane, LaneRun, NextLayer,
+    NextLayerPlace, Refusal, ReplicaFacts, SingleDevice, SlotRoom, UnusedDevice, UsedDevice,
+    explain, explain_refusal,
 };
 pub use export::{Export, ExportCommand, ExportTarget, export};
 pub use load::{
@@ -35,6 +35,6 @@ pub use load::{
     partition_under_floor, state_dependent_wait,
 };
 pub use problem::{
-    Budget, BudgetUse, IterationRepair, LimitKind, Method, Objective, PlanError, PlanOptions, PlanOutcome, Problem,
-    Quality, Reason, Remedy, Shortage, WaitingModel,
+    Budget, BudgetUse, IterationRepair, LimitKind, Method, Objective, PlanError, PlanOptions,
+    PlanOutcome, Problem, Quality, Reason, Remedy, Shortage, WaitingModel,
 };

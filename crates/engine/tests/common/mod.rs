@@ -34,7 +34,7 @@ pub(crate) struct Cut(pub(crate) Vec<Range<usize>>);
 impl Cut {
     /// All layers in one window.
     pub(crate) fn whole(layers: usize) -> Self {
-        Self(Vec::from([0..layers]))
+        Self(std::iter::once(0..layers).collect())
     }
 
     /// The ways of cutting that tests try: whole, halves, single layers, uneven.
