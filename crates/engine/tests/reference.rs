@@ -41,3 +41,10 @@ fn qwen2_5_gives_the_tokens_of_llama_cpp() {
     let Some(fixture) = Fixture::open("qwen2.5-coder-0.5b-instruct.Q4_K_M.gguf") else { return };
     check_cuts(&fixture, "fn main() {");
 }
+
+#[test]
+fn qwen2_5_of_1_5_billion_parameters_gives_the_tokens_of_llama_cpp() {
+    let name = "qwen2.5-coder-1.5b-instruct.Q4_K_M.gguf";
+    let Some(fixture) = Fixture::open(name) else { return };
+    check_cuts(&fixture, "// Returns the larger of two numbers.\nfn max(");
+}
