@@ -44,10 +44,9 @@ fn together(
         for (slot, input) in inputs.iter().enumerate() {
             let prompt_left = prompts[slot].len().saturating_sub(positions[slot]);
             let taken = prompt_left.clamp(1, CHUNK).min(input.len() - positions[slot]);
-            for position in positions[slot]..positions[slot] + taken {
-                rows.push(Row { slot, position });
-                tokens.push(input[position]);
-            }
+            let now = positions[slot]..positions[slot] + taken;
+            tokens.extend_from_slice(&input[now.clone()]);
+            rows.extend(now.map(|position| Row { slot, position }));
             positions[slot] += taken;
             if taken > 0 && positions[slot] >= prompts[slot].len() {
                 wanted.push(rows.len() - 1);
