@@ -13,6 +13,7 @@ mod bench;
 mod completions;
 mod driver;
 mod failure;
+mod identity;
 mod interrupt;
 mod loading;
 mod make_model;

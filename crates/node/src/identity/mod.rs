@@ -1,0 +1,30 @@
+//! Who this device is and who may speak to it: the cluster's authority, keys, certificates, the
+//! member list and invitations. It reads and writes one folder and knows no socket and no frame.
+//!
+//! Start at [`Identity::load_or_create_cluster`] for the first device of a cluster, and at
+//! [`Applicant`] for every other.
+
+#![allow(dead_code, unused_imports, reason = "the commands of a cluster, which follow, use it")]
+
+mod authority;
+mod clock;
+mod enrol;
+mod folder;
+mod ids;
+mod members;
+mod node;
+mod token;
+mod token_book;
+
+pub(crate) use authority::{Authority, AuthorityError, NODE_NAME_CHARACTERS_MAX, check_name};
+pub(crate) use clock::{RELEASED_UNIX_S, trusted_unix_s};
+pub(crate) use enrol::{
+    Applicant, ENROL_REQUEST_BYTES_MAX, EnrolError, EnrolRequest, Grant, GRANT_BYTES_MAX,
+    MessageError, Refusal, decode_answer, encode_answer, enrol,
+};
+pub(crate) use folder::{StateError, StateFolder};
+pub(crate) use ids::{ClusterId, IdError, NodeId};
+pub(crate) use members::{Member, MemberList, MembersError, Roster, Standing};
+pub(crate) use node::{Identity, IdentityError, host_name};
+pub(crate) use token::{JoinToken, Secret, TokenAddress, TokenError};
+pub(crate) use token_book::{Invitation, InvitationState, TokenBook, TokenBookError};
