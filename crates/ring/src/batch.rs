@@ -73,7 +73,7 @@ impl Batch {
     ///
     /// # Panics
     /// A run without rows, or more rows than can be counted, is a bug of the caller; runs from the
-    /// wire have been checked by [`decode_runs`](crate::decode_runs).
+    /// wire have been checked by [`FrameHeader::decode_runs`](crate::FrameHeader::decode_runs).
     #[must_use]
     pub fn new(runs: Vec<Run>) -> Self {
         let mut batch = Self { runs: Vec::new(), rows: 0, wanted_rows: 0 };

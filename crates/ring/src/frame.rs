@@ -220,7 +220,8 @@ impl FrameHeader {
     /// Reads a header and compares it with what the plan allows, before anything else is read.
     ///
     /// # Errors
-    /// The first field that is wrong. The checksum is compared by [`decode_runs`].
+    /// The first field that is wrong. The checksum is compared by
+    /// [`decode_runs`](Self::decode_runs).
     pub fn decode(bytes: &[u8; HEADER_BYTES], shape: &FrameShape) -> Result<Self, FrameError> {
         let magic = array(bytes, 0);
         if magic != MAGIC {
@@ -265,6 +266,42 @@ impl FrameHeader {
         self.runs as usize * RUN_BYTES
     }
 
+    /// Reads the table that belongs to a self.
+    ///
+    /// # Errors
+    /// The checksum of both, a run without rows, a position or slot beyond the limits, rows that do not
+    /// add up, a slot that comes twice.
+    pub fn decode_runs(&self, table: &[u8]) -> Result<Batch, FrameError> {
+        let length = (table.len(), self.table_bytes());
+        if length.0 != length.1 {
+            return Err(FrameError::Mismatch {
+                what: "length of the table",
+                found: length.0 as u64,
+                expected: length.1 as u64,
+            });
+        }
+        if prefix_checksum(&self.encode(), table) != self.prefix_checksum {
+            return Err(FrameError::Checksum { part: "header" });
+        }
+        let mut runs = Vec::with_capacity(self.runs as usize);
+        let (chunks, _) = table.as_chunks::<RUN_BYTES>();
+        for (index, chunk) in chunks.iter().enumerate() {
+            runs.push(decode_run(chunk).ok_or(FrameError::Run { index: index as u32 })?);
+        }
+        let rows = runs.iter().map(|run| u64::from(run.rows)).sum();
+        if rows != u64::from(self.rows) {
+            let expected = self.rows.into();
+            return Err(FrameError::Mismatch { what: "number of rows", found: rows, expected });
+        }
+        let mut slots: Vec<(SlotIndex, u32)> =
+            runs.iter().enumerate().map(|(index, run)| (run.slot, index as u32)).collect();
+        slots.sort_unstable();
+        if let Some(pair) = slots.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Err(FrameError::Run { index: pair[1].1 });
+        }
+        Ok(Batch::new(runs))
+    }
+
     /// Compares the activations with their checksum.
     ///
     /// # Errors
@@ -301,46 +338,6 @@ impl FrameHeader {
         let most = shape.element.bytes(u64::from(self.rows) * u64::from(shape.width));
         at_most("length of activations", self.payload_bytes, most.unwrap_or(0))
     }
-}
-
-/// Reads the table that belongs to a header.
-///
-/// # Errors
-/// The checksum of both, a run without rows, a position or slot beyond the limits, rows that do not
-/// add up, a slot that comes twice.
-pub fn decode_runs(
-    header_bytes: &[u8; HEADER_BYTES],
-    header: &FrameHeader,
-    table: &[u8],
-) -> Result<Batch, FrameError> {
-    let length = (table.len(), header.table_bytes());
-    if length.0 != length.1 {
-        return Err(FrameError::Mismatch {
-            what: "length of the table",
-            found: length.0 as u64,
-            expected: length.1 as u64,
-        });
-    }
-    if prefix_checksum(header_bytes, table) != header.prefix_checksum {
-        return Err(FrameError::Checksum { part: "header" });
-    }
-    let mut runs = Vec::with_capacity(header.runs as usize);
-    let (chunks, _) = table.as_chunks::<RUN_BYTES>();
-    for (index, chunk) in chunks.iter().enumerate() {
-        runs.push(decode_run(chunk).ok_or(FrameError::Run { index: index as u32 })?);
-    }
-    let rows = runs.iter().map(|run| u64::from(run.rows)).sum();
-    if rows != u64::from(header.rows) {
-        let expected = header.rows.into();
-        return Err(FrameError::Mismatch { what: "number of rows", found: rows, expected });
-    }
-    let mut slots: Vec<(SlotIndex, u32)> =
-        runs.iter().enumerate().map(|(index, run)| (run.slot, index as u32)).collect();
-    slots.sort_unstable();
-    if let Some(pair) = slots.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(FrameError::Run { index: pair[1].1 });
-    }
-    Ok(Batch::new(runs))
 }
 
 fn encode_run(run: &Run) -> [u8; RUN_BYTES] {

@@ -180,6 +180,7 @@ pub struct Scheduler {
     shares: Vec<u32>,
     order: Vec<u32>,
     next_id: u64,
+    held: bool,
     /// Counts events, to tell older from newer.
     moment: u64,
 }
@@ -202,6 +203,7 @@ impl Scheduler {
             shares: Vec::new(),
             order: Vec::new(),
             next_id: 0,
+            held: false,
             moment: 0,
         }
     }
@@ -215,6 +217,12 @@ impl Scheduler {
     /// Changes how many rows of prompts go with other sequences' tokens.
     pub fn set_prefill_rows_while_decoding(&mut self, rows: u32) {
         self.options.prefill_rows_while_decoding = rows.max(1);
+    }
+
+    /// Stops giving slots to requests that wait, so that what runs can end before another
+    /// deployment, or gives them again.
+    pub const fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// Takes a request, which gets a slot at once if one is free.
@@ -232,7 +240,7 @@ impl Scheduler {
         if self.places.contains_key(&ask.request) || self.queue.contains(ask.request) {
             return Err(SubmitRefused::RequestExists);
         }
-        let slot_is_free = self.slots.iter().any(|slot| slot.sequence.is_none());
+        let slot_is_free = !self.held && self.slots.iter().any(|slot| slot.sequence.is_none());
         self.queue.push(ask, slot_is_free)?;
         self.admit();
         Ok(())
@@ -451,7 +459,10 @@ impl Scheduler {
 
     /// Gives waiting requests the free slots.
     fn admit(&mut self) {
-        while !self.queue.is_empty() && self.slots.iter().any(|slot| slot.sequence.is_none()) {
+        while !self.held
+            && !self.queue.is_empty()
+            && self.slots.iter().any(|slot| slot.sequence.is_none())
+        {
             let slots = &self.slots;
             let running = |caller| {
                 let sequences = slots.iter().filter_map(|slot| slot.sequence.as_ref());

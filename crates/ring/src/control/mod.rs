@@ -1,0 +1,374 @@
+//! Control messages: everything but activations that members tell each other.
+
+mod envelope;
+mod text;
+
+use motley_cluster::ResidencyRun;
+use serde::{Deserialize, Serialize};
+
+use crate::assignment::Assignment;
+use crate::batch::MicroBatchId;
+use crate::frame::Epoch;
+use crate::limits::{ADDRESSES_MAX, LAYERS_MAX, MEMBERS_MAX};
+use crate::route::MemberIndex;
+
+pub use envelope::{CONTROL_HEADER_BYTES, ControlError, ControlHeader, encode_control};
+pub use text::{Address, List, ModelDigest, Name, NodeId, ProfileJson, Text, TextError};
+
+/// Addresses of one node, the best first.
+pub type Addresses = List<Address, ADDRESSES_MAX>;
+
+/// One message. On the wire it is a JSON object of one entry: type and content.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlMessage {
+    /// First of whoever opens a connection.
+    Hello(Box<Hello>),
+    /// The answer that lets it in.
+    Welcome(Welcome),
+    /// The answer that does not.
+    Refused(Refused),
+    /// Head to member: get ready for a deployment.
+    Prepare(Box<Prepare>),
+    /// Member to head: how far that is.
+    Progress(Progress),
+    /// Member to head: ready.
+    Prepared(Prepared),
+    /// Member to head: it cannot be done.
+    PrepareFailed(PrepareFailed),
+    /// Head to member: from now on this deployment.
+    Commit(OfEpoch),
+    /// Member to head: done.
+    Committed(OfEpoch),
+    /// Head to member: this deployment is over, or will not be.
+    Release(OfEpoch),
+    /// Member to head: what it held is free.
+    Released(OfEpoch),
+    /// Head to member, every heartbeat interval.
+    Ping(Ping),
+    /// Member to head, at once.
+    Pong(Pong),
+    /// Member to head: a micro-batch could not be computed.
+    StepFailed(StepFailed),
+    /// Member to head: the data connection to another member is broken.
+    PeerLost(PeerLost),
+    /// Either way: the sender goes away on purpose.
+    Leave(Leave),
+    /// Asks for the digests of a model's blocks.
+    FetchManifest(FetchManifest),
+    /// The digests follow as raw bytes, 32 each.
+    Manifest(Manifest),
+    /// Asks for a block of a model.
+    FetchBlock(FetchBlock),
+    /// The block follows as raw bytes.
+    Block(Block),
+    /// The block is not here.
+    NoBlock(FetchBlock),
+}
+
+/// Who knocks. These fields never change; what a later version adds goes into the profile, so that
+/// any version can read any other's hello and say why it refuses.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hello {
+    /// Oldest protocol version it speaks.
+    pub protocol_min: u16,
+    /// Newest protocol version it speaks.
+    pub protocol_max: u16,
+    /// Its build of this program.
+    pub build: Name,
+    /// Its build of ggml: all members of a ring have the same one.
+    pub engine_build: Name,
+    /// Its key.
+    pub node: NodeId,
+    /// What people call it.
+    pub name: Name,
+    /// Where it can be reached.
+    pub addresses: Addresses,
+    /// Memory it gives to models.
+    pub memory_budget_bytes: u64,
+    /// The highest epoch it ever heard of.
+    pub epoch_seen: Epoch,
+    /// What it has measured of itself.
+    pub profile: ProfileJson,
+}
+
+/// Lets a node in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Welcome {
+    /// The protocol version both will speak.
+    pub protocol: u16,
+    /// The head's key.
+    pub node: NodeId,
+    /// What people call it.
+    pub name: Name,
+    /// Its build of this program.
+    pub build: Name,
+    /// The epoch in force.
+    pub epoch: Epoch,
+}
+
+/// Why a node is not let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalCode {
+    /// No protocol version in common.
+    ProtocolVersion,
+    /// Another build of ggml, whose results may differ.
+    EngineBuild,
+    /// Another cluster.
+    WrongCluster,
+    /// A token that was never issued, has been used or is too old.
+    Token,
+    /// A key that is not, or no longer, of this cluster.
+    UnknownNode,
+    /// The hello names another key than the connection was made with.
+    Identity,
+    /// As many nodes as a cluster can have.
+    ClusterFull,
+}
+
+/// Does not let a node in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Refused {
+    /// Why.
+    pub code: RefusalCode,
+    /// Why, in words.
+    pub message: Text,
+    /// What to do about it.
+    pub advice: Text,
+}
+
+/// A node and where it can be reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its key.
+    pub node: NodeId,
+    /// Where it listens.
+    pub addresses: Addresses,
+}
+
+/// Which model, exactly.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelManifestRef {
+    /// What people call it.
+    pub name: Name,
+    /// Digest of its manifest.
+    pub digest: ModelDigest,
+    /// Length of its file.
+    pub file_bytes: u64,
+    /// Length of its blocks; the last one may be shorter.
+    pub block_bytes: u32,
+}
+
+/// A member's part of a deployment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepare {
+    /// What is the same for all members.
+    pub assignment: Assignment,
+    /// Which of them the receiver is.
+    pub member: MemberIndex,
+    /// How each of its layers is kept.
+    pub residency: List<ResidencyRun, { LAYERS_MAX as usize }>,
+    /// The model.
+    pub model: ModelManifestRef,
+    /// Nodes that have it.
+    pub sources: List<Peer, MEMBERS_MAX>,
+    /// All members, in the order of the route's list.
+    pub members: List<Peer, MEMBERS_MAX>,
+}
+
+impl Prepare {
+    /// The deployment.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.assignment.epoch()
+    }
+}
+
+/// How far a preparation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// The deployment.
+    pub epoch: Epoch,
+    /// Bytes fetched and loaded.
+    pub done_bytes: u64,
+    /// Bytes there are.
+    pub total_bytes: u64,
+}
+
+/// A member is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepared {
+    /// The deployment.
+    pub epoch: Epoch,
+    /// Memory it takes here.
+    pub memory_bytes: u64,
+}
+
+/// A member cannot get ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrepareFailed {
+    /// The deployment.
+    pub epoch: Epoch,
+    /// Why.
+    pub cause: Text,
+}
+
+/// A message that only names a deployment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfEpoch {
+    /// The deployment.
+    pub epoch: Epoch,
+}
+
+/// A sign of life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ping {
+    /// Comes back in the answer.
+    pub nonce: u64,
+}
+
+/// What a member's engine has done since its deployment began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Activity {
+    /// Time it computed.
+    pub busy_ns: u64,
+    /// Time it waited.
+    pub idle_ns: u64,
+    /// Frames it took.
+    pub frames: u64,
+}
+
+/// The answer to a sign of life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pong {
+    /// Of the ping.
+    pub nonce: u64,
+    /// What the member has done.
+    pub activity: Activity,
+}
+
+/// A micro-batch was not computed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepFailed {
+    /// The deployment.
+    pub epoch: Epoch,
+    /// The micro-batch.
+    pub micro_batch: MicroBatchId,
+    /// Why.
+    pub cause: Text,
+}
+
+/// A data connection is broken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerLost {
+    /// The deployment.
+    pub epoch: Epoch,
+    /// The member at the other end.
+    pub member: MemberIndex,
+    /// What happened.
+    pub cause: Text,
+}
+
+/// The sender goes away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leave {
+    /// Why.
+    pub reason: Text,
+}
+
+/// Asks for a model's manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FetchManifest {
+    /// The model.
+    pub model: ModelDigest,
+}
+
+/// A model's manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The model.
+    pub model: ModelDigest,
+    /// Number of its blocks; as many digests follow.
+    pub blocks: u32,
+}
+
+/// Asks for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FetchBlock {
+    /// The model.
+    pub model: ModelDigest,
+    /// Which block of it.
+    pub index: u32,
+}
+
+/// A block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// The model.
+    pub model: ModelDigest,
+    /// Which block of it.
+    pub index: u32,
+    /// Number of bytes that follow.
+    pub bytes: u32,
+}
+
+impl ControlMessage {
+    /// The type, as on the wire.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Welcome(_) => "welcome",
+            Self::Refused(_) => "refused",
+            Self::Prepare(_) => "prepare",
+            Self::Progress(_) => "progress",
+            Self::Prepared(_) => "prepared",
+            Self::PrepareFailed(_) => "prepare_failed",
+            Self::Commit(_) => "commit",
+            Self::Committed(_) => "committed",
+            Self::Release(_) => "release",
+            Self::Released(_) => "released",
+            Self::Ping(_) => "ping",
+            Self::Pong(_) => "pong",
+            Self::StepFailed(_) => "step_failed",
+            Self::PeerLost(_) => "peer_lost",
+            Self::Leave(_) => "leave",
+            Self::FetchManifest(_) => "fetch_manifest",
+            Self::Manifest(_) => "manifest",
+            Self::FetchBlock(_) => "fetch_block",
+            Self::Block(_) => "block",
+            Self::NoBlock(_) => "no_block",
+        }
+    }
+
+    /// Number of raw bytes that must follow.
+    #[must_use]
+    pub const fn raw_bytes(&self) -> u64 {
+        match self {
+            Self::Manifest(manifest) => manifest.blocks as u64 * 32,
+            Self::Block(block) => block.bytes as u64,
+            _ => 0,
+        }
+    }
+}
