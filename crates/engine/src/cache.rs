@@ -9,6 +9,8 @@ use std::rc::Rc;
 use motley_ggml::{BufferKind, ElementType, TensorError, TensorId, TensorSet, TensorSpec};
 use motley_model::HyperParameters;
 
+use crate::layer_set::LayerSet;
+use crate::reuse::{ReuseRule, SlotHistory};
 use crate::rows::{RowsError, Run};
 
 /// How cached keys and values are stored.
@@ -51,7 +53,17 @@ impl CacheShape {
 
     /// Cells per slot of a layer that sees `window` tokens: the window and one batch.
     pub(crate) fn window_cells(&self, window: usize) -> usize {
-        (window + self.batch_rows_max).next_multiple_of(CELLS_STEP).min(self.full_cells())
+        Self::cells_of_window(window, self.context_tokens, self.batch_rows_max)
+    }
+
+    /// As [`window_cells`](Self::window_cells), for a cache of these sizes.
+    pub(crate) fn cells_of_window(
+        window: usize,
+        context_tokens: usize,
+        batch_rows_max: usize,
+    ) -> usize {
+        let full = context_tokens.next_multiple_of(CELLS_STEP);
+        (window + batch_rows_max).next_multiple_of(CELLS_STEP).min(full)
     }
 }
 
@@ -66,25 +78,22 @@ pub(crate) struct LayerCache {
     value_row_bytes: usize,
 }
 
-/// What a slot holds in one layer.
-#[derive(Clone, Copy, Debug, Default)]
-struct Filled {
-    /// Positions 0 up to here are cached.
-    tokens: usize,
-    /// Positions up to here were ever written since the slot was cleared.
-    reach: usize,
+impl LayerCache {
+    fn rule(&self) -> ReuseRule {
+        self.window.map_or(ReuseRule::UNLIMITED, |window| ReuseRule::sliding(window, self.cells))
+    }
 }
 
 /// A slot's cache could not be moved.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CacheError {
     /// The layers are not held here.
-    #[error("layers {layers:?} are not held here; layers {held:?} are")]
+    #[error("layers {layers:?} are not held here together; held are {held}")]
     NotHeld {
         /// Layers asked for.
         layers: Range<usize>,
         /// Layers of this engine.
-        held: Range<usize>,
+        held: LayerSet,
     },
     /// The slot does not exist.
     #[error("slot {slot} does not exist; there are {slots}")]
@@ -120,22 +129,22 @@ pub enum CacheError {
 #[derive(Debug)]
 pub(crate) struct Cache {
     pub(crate) set: Rc<TensorSet>,
-    held: Range<usize>,
+    held: LayerSet,
     layers: Vec<LayerCache>,
     shape: CacheShape,
-    filled: Vec<Filled>,
+    histories: Vec<SlotHistory>,
 }
 
 impl Cache {
     pub(crate) fn new(
         hyper: &HyperParameters,
-        held: Range<usize>,
+        held: &LayerSet,
         shape: CacheShape,
         memory: BufferKind,
     ) -> Result<Self, TensorError> {
         let element = shape.element.element();
         let mut specs = Vec::new();
-        for layer in &hyper.layers[held.clone()] {
+        for layer in held.iter().map(|layer| &hyper.layers[layer]) {
             let cells =
                 layer.window_tokens.map_or(shape.full_cells(), |window| shape.window_cells(window));
             for (name, row) in [
@@ -151,8 +160,9 @@ impl Cache {
         }
         let set = TensorSet::allocate(memory, &specs)?;
         let ids: Vec<TensorId> = set.ids().collect();
-        let layers = hyper.layers[held.clone()]
+        let layers = held
             .iter()
+            .map(|layer| &hyper.layers[layer])
             .zip(ids.as_chunks::<2>().0)
             .map(|(layer, &[keys, values])| {
                 let cells = layer
@@ -168,12 +178,12 @@ impl Cache {
                 }
             })
             .collect::<Vec<_>>();
-        let filled = vec![Filled::default(); layers.len() * shape.slots];
-        Ok(Self { set, held, layers, shape, filled })
+        let histories = vec![SlotHistory::default(); layers.len() * shape.slots];
+        Ok(Self { set, held: held.clone(), layers, shape, histories })
     }
 
     pub(crate) fn layer(&self, layer: usize) -> &LayerCache {
-        &self.layers[layer - self.held.start]
+        &self.layers[self.position(layer)]
     }
 
     pub(crate) fn shape(&self) -> CacheShape {
@@ -193,17 +203,13 @@ impl Cache {
         for layer in layers {
             let cache = self.layer(layer);
             for run in runs {
-                let filled = self.filled[self.index(layer, run.slot)];
-                let (slot, position) = (run.slot, run.first_position);
-                if position > filled.tokens {
-                    return Err(RowsError::Gap { slot, layer, position, cached: filled.tokens });
+                let history = self.histories[self.index(layer, run.slot)];
+                let (slot, position, cached) = (run.slot, run.first_position, history.tokens());
+                if position > cached {
+                    return Err(RowsError::Gap { slot, layer, position, cached });
                 }
-                if let Some(window) = cache.window {
-                    let oldest_needed = (position + 1).saturating_sub(window);
-                    let oldest_kept = filled.reach.saturating_sub(cache.cells);
-                    if position < filled.tokens && oldest_needed < oldest_kept {
-                        return Err(RowsError::Overwritten { slot, layer, position });
-                    }
+                if !cache.rule().allows(&history, position) {
+                    return Err(RowsError::Overwritten { slot, layer, position });
                 }
             }
         }
@@ -213,20 +219,18 @@ impl Cache {
     /// Notes that the runs' positions are cached now.
     pub(crate) fn advance(&mut self, layers: Range<usize>, runs: &[Run]) {
         for layer in layers {
+            let rule = self.layer(layer).rule();
             for run in runs {
                 let index = self.index(layer, run.slot);
-                let filled = &mut self.filled[index];
-                filled.tokens = run.positions().end;
-                filled.reach = filled.reach.max(filled.tokens);
+                self.histories[index] = rule.extended(self.histories[index], run.positions().end);
             }
         }
     }
 
     /// Forgets what a slot holds.
     pub(crate) fn clear(&mut self, slot: usize) {
-        for layer in self.held.clone() {
-            let index = self.index(layer, slot);
-            self.filled[index] = Filled::default();
+        for layer in 0..self.layers.len() {
+            self.histories[layer * self.shape.slots + slot] = SlotHistory::default();
         }
     }
 
@@ -235,7 +239,7 @@ impl Cache {
         layers
             .map(|layer| {
                 let cache = self.layer(layer);
-                kept(cache, tokens).len() * (cache.key_row_bytes + cache.value_row_bytes)
+                cache.rule().visible(tokens).len() * (cache.key_row_bytes + cache.value_row_bytes)
             })
             .sum()
     }
@@ -252,14 +256,10 @@ impl Cache {
         let mut bytes = Vec::with_capacity(self.export_bytes(layers.clone(), tokens));
         for layer in layers {
             let cache = self.layer(layer);
-            let filled = self.filled[self.index(layer, slot)];
-            let oldest_kept = match cache.window {
-                Some(_) => filled.reach.saturating_sub(cache.cells),
-                None => 0,
-            };
-            let positions = kept(cache, tokens);
-            if tokens > filled.tokens || positions.start < oldest_kept {
-                let available = filled.tokens;
+            let history = self.histories[self.index(layer, slot)];
+            let positions = cache.rule().visible(tokens);
+            if !cache.rule().allows(&history, tokens) {
+                let available = history.tokens();
                 return Err(CacheError::Tokens { slot, layer, tokens, available });
             }
             for (id, row_bytes) in
@@ -300,7 +300,7 @@ impl Cache {
             for (id, row_bytes) in
                 [(cache.keys, cache.key_row_bytes), (cache.values, cache.value_row_bytes)]
             {
-                for cells in self.cell_runs(&cache, slot, kept(&cache, tokens)) {
+                for cells in self.cell_runs(&cache, slot, cache.rule().visible(tokens)) {
                     let (now, later) = rest.split_at(cells.len() * row_bytes);
                     self.set
                         .write(id, cells.start * row_bytes, now)
@@ -309,7 +309,7 @@ impl Cache {
                 }
             }
             let index = self.index(layer, slot);
-            self.filled[index] = Filled { tokens, reach: tokens };
+            self.histories[index] = cache.rule().imported(tokens);
         }
         Ok(())
     }
@@ -332,7 +332,7 @@ impl Cache {
     }
 
     fn check_move(&self, layers: &Range<usize>, slot: usize) -> Result<(), CacheError> {
-        if layers.start < self.held.start || layers.end > self.held.end || layers.is_empty() {
+        if !self.held.contains(layers) {
             let held = self.held.clone();
             return Err(CacheError::NotHeld { layers: layers.clone(), held });
         }
@@ -343,14 +343,10 @@ impl Cache {
     }
 
     fn index(&self, layer: usize, slot: usize) -> usize {
-        (layer - self.held.start) * self.shape.slots + slot
+        self.position(layer) * self.shape.slots + slot
     }
-}
 
-/// Positions of the first `tokens` that the next token of a layer can still see.
-fn kept(cache: &LayerCache, tokens: usize) -> Range<usize> {
-    match cache.window {
-        Some(window) => (tokens + 1).saturating_sub(window)..tokens,
-        None => 0..tokens,
+    fn position(&self, layer: usize) -> usize {
+        self.held.index_of(layer).expect("checked: the layer is held here")
     }
 }

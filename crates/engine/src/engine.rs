@@ -10,17 +10,20 @@ use motley_model::HyperParameters;
 
 use crate::cache::{Cache, CacheElement, CacheError, CacheShape};
 use crate::graphs::{self, GraphKey, LookInputs, Product, Sources, WindowGraph};
+use crate::kept_graphs::KeptGraphs;
+use crate::layer_set::LayerSet;
 use crate::layout::{Layout, Layouts};
 use crate::masks;
 use crate::model::Model;
+use crate::reuse::ReuseRule;
 use crate::rows::{self, Group, Row, RowsError, Run};
 use crate::weights::{Parts, Weights};
 
 /// What an engine holds and how large it may work.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Layers to hold.
-    pub layers: Range<usize>,
+    /// Layers to hold; maybe none, or several windows of a ring with several rounds.
+    pub layers: LayerSet,
     /// Whether rows may enter as tokens.
     pub embedding: bool,
     /// Whether logits may be asked for.
@@ -53,10 +56,10 @@ pub enum LayoutChoice {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The layers do not exist.
-    #[error("layers {layers:?} do not exist in a model of {block_count} layers")]
+    #[error("layers {layers} do not all exist in a model of {block_count} layers")]
     Layers {
         /// Layers asked for.
-        layers: Range<usize>,
+        layers: LayerSet,
         /// Layers of the model.
         block_count: usize,
     },
@@ -115,7 +118,9 @@ pub enum Wanted<'a> {
 /// One run of a window.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    /// Layers to run; may be empty at the end of the model, for the head alone.
+    /// Layers to run, all in one held range. Empty at the start of the model for the embedding
+    /// alone (tokens enter, hidden states are wanted), and at its end for the head alone (hidden
+    /// states enter, logits are wanted).
     pub layers: Range<usize>,
     /// Rows, those of a slot together and in order.
     pub rows: &'a [Row],
@@ -131,13 +136,13 @@ pub enum StepError {
     /// The rows are no batch.
     #[error(transparent)]
     Rows(#[from] RowsError),
-    /// The layers are not held here.
-    #[error("layers {layers:?} are not held here; layers {held:?} are")]
+    /// The layers are not held here, or with gaps between them.
+    #[error("layers {layers:?} are not held here together; held are {held}")]
     NotHeld {
         /// Layers asked for.
         layers: Range<usize>,
         /// Layers of this engine.
-        held: Range<usize>,
+        held: LayerSet,
     },
     /// The step needs a part that this engine does not hold, or a window of another place.
     #[error("{what} cannot be used by this step: {why}")]
@@ -194,9 +199,6 @@ pub struct EngineMemory {
     pub compute_bytes: u64,
 }
 
-/// Graphs kept for reuse.
-const GRAPHS_MAX: usize = 12;
-
 /// Runs windows of layers over rows of many sequences.
 ///
 /// One batch may mix prompt chunks and single tokens of many slots. The caller feeds rows of a
@@ -205,11 +207,11 @@ const GRAPHS_MAX: usize = 12;
 #[derive(Debug)]
 pub struct Engine {
     // Declared before what graphs point to only for reading; graphs own references to all of it.
-    graphs: Vec<WindowGraph>,
+    graphs: KeptGraphs,
     memory: ComputeBuffer,
     backend: Backend,
     hyper: HyperParameters,
-    held: Range<usize>,
+    held: LayerSet,
     weights: Weights,
     layouts: Layouts,
     cache: Cache,
@@ -253,9 +255,9 @@ impl Engine {
             element: options.cache,
         };
         let cache =
-            Cache::new(&directory.hyper, options.layers.clone(), shape, backend.device().memory())?;
+            Cache::new(&directory.hyper, &options.layers, shape, backend.device().memory())?;
         let mut engine = Self {
-            graphs: Vec::with_capacity(GRAPHS_MAX),
+            graphs: KeptGraphs::default(),
             memory: ComputeBuffer::new(&backend),
             backend,
             hyper: directory.hyper.clone(),
@@ -276,8 +278,29 @@ impl Engine {
     }
 
     /// Layers held.
-    pub fn layers(&self) -> Range<usize> {
-        self.held.clone()
+    pub fn layers(&self) -> &LayerSet {
+        &self.held
+    }
+
+    /// Whether rows may enter as tokens.
+    pub fn holds_embedding(&self) -> bool {
+        self.weights.embedding.is_some()
+    }
+
+    /// Whether logits may be asked for.
+    pub fn holds_head(&self) -> bool {
+        self.weights.head.is_some()
+    }
+
+    /// How far slots can go back, in all layers of the model: also in those that others hold, if
+    /// their engines have the same context and batch size.
+    pub fn reuse_rule(&self) -> ReuseRule {
+        ReuseRule::new(&self.hyper, self.context_tokens(), self.batch_rows_max)
+    }
+
+    /// Graphs built since the start; constant once every window ran in every shape.
+    pub fn graphs_built(&self) -> u64 {
+        self.graphs.built()
     }
 
     /// Sequences at a time.
@@ -375,13 +398,19 @@ impl Engine {
 
     fn check_window(&self, step: &Step<'_>) -> Result<(), StepError> {
         let Range { start, end } = step.layers;
-        let (held, block_count) = (self.held.clone(), self.hyper.block_count);
-        let head_alone = start == end && end == block_count;
-        if !head_alone && (start >= end || start < held.start || end > held.end) {
+        let block_count = self.hyper.block_count;
+        let from_tokens = matches!(step.entering, Entering::Tokens(_));
+        let embedding_alone = from_tokens && step.layers == (0..0);
+        let head_alone = !from_tokens && step.layers == (block_count..block_count);
+        if !embedding_alone && !head_alone && !self.held.contains(&step.layers) {
+            let held = self.held.clone();
             return Err(StepError::NotHeld { layers: step.layers.clone(), held });
         }
         let refuse = |what, why| Err(StepError::Part { what, why });
-        if matches!(step.entering, Entering::Tokens(_)) {
+        if head_alone && !matches!(step.wanted, Wanted::Logits(_)) {
+            return refuse("the head", "a window without layers is run for logits");
+        }
+        if from_tokens {
             if self.weights.embedding.is_none() {
                 return refuse("the embedding", "it is not held here");
             }
@@ -431,15 +460,22 @@ impl Engine {
         scratch: &mut Scratch,
         product: &mut Vec<f32>,
     ) -> Result<(), StepError> {
+        if step.layers.is_empty() && matches!(step.wanted, Wanted::Logits([])) {
+            return Ok(());
+        }
         let window = self.hyper.sliding_window;
         rows::into_groups(
             &scratch.runs,
             |end| self.cache.cells_for(end, window),
             &mut scratch.groups,
         );
+        if step.layers.is_empty() {
+            // Nothing attends, so that one graph serves all positions.
+            scratch.groups.clear();
+        }
         let index = self.graph_for(step, &scratch.groups)?;
         self.write_inputs(index, step, scratch);
-        let window = &self.graphs[index];
+        let window = self.graphs.get_mut(index);
         self.backend.compute(&window.graph)?;
         if let Some(output) = window.product {
             product.resize(window.graph.output_elements(output), 0.0);
@@ -457,12 +493,9 @@ impl Engine {
                 && key.rows == step.rows.len()
                 && key.groups == groups
         };
-        if let Some(found) = self.graphs.iter().position(|window| matches(&window.key)) {
-            // The most recently used is last, so that the first is the one to drop.
-            let last = self.graphs.len() - 1;
-            self.graphs[found..].rotate_left(1);
-            self.place(last)?;
-            return Ok(last);
+        if let Some(found) = self.graphs.find(|window| matches(&window.key)) {
+            self.place(found)?;
+            return Ok(found);
         }
         let (product, selected) = product_of(step);
         let key = GraphKey {
@@ -473,18 +506,16 @@ impl Engine {
             rows: step.rows.len(),
             groups: groups.to_vec(),
         };
-        if self.graphs.len() == GRAPHS_MAX {
-            self.graphs.remove(0);
-        }
-        self.graphs.push(graphs::build(key, self.sources()));
-        let last = self.graphs.len() - 1;
-        self.place(last)?;
-        Ok(last)
+        let tensors = graphs::tensors_max(&key);
+        let built = graphs::build(key, self.sources());
+        let index = self.graphs.keep(built, tensors);
+        self.place(index)?;
+        Ok(index)
     }
 
     /// Gives a graph memory unless it still has it.
     fn place(&mut self, index: usize) -> Result<(), AllocateError> {
-        let window = &mut self.graphs[index];
+        let window = self.graphs.get_mut(index);
         if window.graph.is_allocated() {
             return Ok(());
         }
@@ -492,16 +523,11 @@ impl Engine {
     }
 
     fn sources(&self) -> Sources<'_> {
-        Sources {
-            hyper: &self.hyper,
-            weights: &self.weights,
-            first_layer: self.held.start,
-            cache: &self.cache,
-        }
+        Sources { hyper: &self.hyper, weights: &self.weights, cache: &self.cache }
     }
 
     fn write_inputs(&mut self, index: usize, step: &Step<'_>, scratch: &mut Scratch) {
-        let window = &mut self.graphs[index];
+        let window = self.graphs.get_mut(index);
         match step.entering {
             Entering::Tokens(tokens) => window.graph.write(window.rows, tokens),
             Entering::Hidden(values) => window.graph.write(window.rows, values),
@@ -531,8 +557,21 @@ impl Engine {
         }
     }
 
-    /// Reserves working memory for the largest step, so that it does not move later.
+    /// Reserves working memory for the largest step of every held window, so that it does not
+    /// move later.
     fn reserve(&mut self) -> Result<(), AllocateError> {
+        let block_count = self.hyper.block_count;
+        let mut windows = self.held.ranges().to_vec();
+        if self.holds_embedding() && !windows.iter().any(|window| window.start == 0) {
+            windows.push(0..0);
+        }
+        if self.holds_head() && !windows.iter().any(|window| window.end == block_count) {
+            windows.push(block_count..block_count);
+        }
+        windows.into_iter().try_for_each(|window| self.reserve_window(window))
+    }
+
+    fn reserve_window(&mut self, layers: Range<usize>) -> Result<(), AllocateError> {
         let shape = self.cache.shape();
         let rows = self.batch_rows_max.min(shape.context_tokens);
         let (cells, window_cells) =
@@ -545,19 +584,16 @@ impl Engine {
             cells,
             window_cells,
         };
-        let from_tokens = self.weights.embedding.is_some() && self.held.start == 0;
-        let logits = self.weights.head.is_some() && self.held.end == self.hyper.block_count;
+        let from_tokens = self.holds_embedding() && layers.start == 0;
+        let logits = self.holds_head() && layers.end == self.hyper.block_count;
         let key = GraphKey {
-            layers: self.held.clone(),
+            groups: if layers.is_empty() { Vec::new() } else { vec![group] },
+            layers,
             from_tokens,
             product: if logits { Product::Logits } else { Product::Hidden },
             selected: logits.then(|| rows.min(shape.slots)),
             rows,
-            groups: vec![group],
         };
-        if key.layers.is_empty() && !logits {
-            return Ok(());
-        }
         let mut largest = graphs::build(key, self.sources());
         self.memory.allocate(&mut largest.graph)
     }
@@ -603,9 +639,8 @@ fn product_of(step: &Step<'_>) -> (Product, Option<usize>) {
 }
 
 fn check_options(hyper: &HyperParameters, options: &EngineOptions) -> Result<(), LoadError> {
-    let Range { start, end } = options.layers;
-    if start > end || end > hyper.block_count {
-        let block_count = hyper.block_count;
+    let block_count = hyper.block_count;
+    if options.layers.ranges().last().is_some_and(|last| last.end > block_count) {
         return Err(LoadError::Layers { layers: options.layers.clone(), block_count });
     }
     for (what, value) in [

@@ -12,10 +12,13 @@
 mod cache;
 mod engine;
 mod graphs;
+mod kept_graphs;
+mod layer_set;
 mod layout;
 mod maker;
 mod masks;
 mod model;
+mod reuse;
 mod rows;
 mod sampling;
 mod weights;
@@ -24,6 +27,7 @@ pub use cache::{CacheElement, CacheError};
 pub use engine::{
     Engine, EngineMemory, EngineOptions, Entering, LayoutChoice, LoadError, Step, StepError, Wanted,
 };
+pub use layer_set::LayerSet;
 pub use layout::Layout;
 pub use maker::{
     ExpertShape, FileType, Llama3Stretch, MadeModel, MakeError, ModelRecipe, ModelShape,
@@ -31,6 +35,7 @@ pub use maker::{
     preset_names, small_model,
 };
 pub use model::{Model, OpenError, VocabularyLoadError};
+pub use reuse::{ReuseRule, SlotHistory};
 pub use rows::{Row, RowsError};
 pub use sampling::{
     LOGIT_BIAS_ENTRIES_MAX, PositionedRandom, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,

@@ -9,6 +9,7 @@ use motley_ggml::{
 };
 use motley_model::{LayerTensors, ModelDirectory, TensorInfo};
 
+use crate::layer_set::LayerSet;
 use crate::layout::{Layout, Layouts};
 
 /// A tensor in one set.
@@ -78,7 +79,8 @@ pub(crate) struct HeadWeights {
 #[derive(Debug)]
 pub(crate) struct Weights {
     pub(crate) embedding: Option<Weight>,
-    pub(crate) layers: Vec<LayerWeights>,
+    held: LayerSet,
+    layers: Vec<LayerWeights>,
     pub(crate) head: Option<HeadWeights>,
     pub(crate) rope_frequencies: Option<Weight>,
     pub(crate) mapped_bytes: u64,
@@ -88,7 +90,7 @@ pub(crate) struct Weights {
 /// Which parts of a model to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
-    pub(crate) layers: Range<usize>,
+    pub(crate) layers: LayerSet,
     pub(crate) embedding: bool,
     pub(crate) head: bool,
 }
@@ -103,12 +105,11 @@ impl Weights {
         let wanted = wanted_tensors(directory, parts);
         let mut loader = Loader::map(files, &wanted)?;
         loader.pack(files, &wanted, layouts)?;
-        let layers = directory.layers[parts.layers.clone()]
-            .iter()
-            .map(|layer| loader.layer(layer))
-            .collect();
+        let layers =
+            parts.layers.iter().map(|layer| loader.layer(&directory.layers[layer])).collect();
         Ok(Self {
             embedding: parts.embedding.then(|| loader.weight(&directory.embedding)),
+            held: parts.layers.clone(),
             layers,
             head: parts.head.then(|| HeadWeights {
                 norm: loader.weight(&directory.output_norm),
@@ -120,12 +121,17 @@ impl Weights {
             allocated_bytes: loader.allocated_bytes,
         })
     }
+
+    /// The weights of a layer that is held.
+    pub(crate) fn layer(&self, layer: usize) -> &LayerWeights {
+        &self.layers[self.held.index_of(layer).expect("checked: the layer is held here")]
+    }
 }
 
 /// Tensors of the parts, each once, and whether it is only ever multiplied with.
 fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: &Parts) -> Vec<(&'d TensorInfo, bool)> {
     let mut wanted = Vec::new();
-    for layer in &directory.layers[parts.layers.clone()] {
+    for layer in parts.layers.iter().map(|layer| &directory.layers[layer]) {
         let matrices = layer.matrices();
         wanted.extend(layer.tensors().map(|tensor| (tensor, matrices.contains(&tensor))));
     }

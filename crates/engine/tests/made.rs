@@ -4,7 +4,7 @@ mod common;
 
 use common::{Cut, Fixture, ours_greedy};
 use motley_engine::{
-    CacheElement, FileType, LayoutChoice, Llama3Stretch, ModelRecipe, make_model_file, small_model,
+    CacheElement, FileType, LayoutChoice, Llama3Stretch, ModelRecipe, small_model,
 };
 use motley_ggml::Token;
 use motley_model::Architecture;
@@ -26,11 +26,7 @@ const FILE_TYPES: [FileType; 7] = [
 /// Makes the model and compares tokens for every way of cutting its layers; with weights as in
 /// the file also logits, to the last bit.
 fn check(recipe: &ModelRecipe) {
-    let Some(donor) = Fixture::open("SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("made.gguf");
-    make_model_file(recipe, donor.model.path(), 2, &path).unwrap();
-    let fixture = Fixture::at(&path);
+    let Some((_folder, fixture)) = Fixture::made(recipe) else { return };
     let name = format!("{} {}", recipe.architecture, recipe.file_type.name());
     let prompt: Vec<Token> = (0..20).map(|index| (index * 37 + 11) % 2000).collect();
     for (layout, repack) in [(LayoutChoice::Plain, false), (LayoutChoice::Measured, true)] {

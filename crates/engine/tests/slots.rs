@@ -212,7 +212,7 @@ fn part(fixture: &Fixture, layers: std::ops::Range<usize>) -> Engine {
         &EngineOptions {
             embedding: layers.start == 0,
             head: layers.end == fixture.layers(),
-            layers,
+            layers: layers.into(),
             slots: 1,
             context_tokens: CONTEXT_TOKENS,
             batch_rows_max: BATCH_ROWS,
@@ -274,7 +274,7 @@ fn misfitting_steps_and_moves_are_refused_and_change_nothing() {
     let token = Entering::Tokens(&[1]);
     assert!(matches!(
         run(&mut engine, 0..5, 0, token, Wanted::Hidden),
-        Err(StepError::NotHeld { held, .. }) if held == (0..4)
+        Err(StepError::NotHeld { held, .. }) if held == (0..4).into()
     ));
     assert!(matches!(
         run(&mut engine, 1..4, 0, token, Wanted::Hidden),
@@ -335,7 +335,7 @@ fn a_window_s_cache_cannot_go_back_further_than_it_reaches() {
 fn options_that_do_not_fit_the_model_are_refused() {
     let Some(fixture) = Fixture::open(SMOLLM2) else { return };
     let fitting = EngineOptions {
-        layers: 0..2,
+        layers: (0..2).into(),
         embedding: true,
         head: false,
         slots: 1,
@@ -347,7 +347,7 @@ fn options_that_do_not_fit_the_model_are_refused() {
     };
     let load = |options: EngineOptions| Engine::load(&fixture.model, &options).map(|_| ());
     assert!(matches!(
-        load(EngineOptions { layers: 0..31, ..fitting.clone() }),
+        load(EngineOptions { layers: (0..31).into(), ..fitting.clone() }),
         Err(LoadError::Layers { block_count: 30, .. })
     ));
     assert!(matches!(

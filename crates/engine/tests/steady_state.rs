@@ -23,7 +23,7 @@ fn a_token_in_steady_state_allocates_nothing() {
             *row = Row { slot, position };
         }
         let step = Step {
-            layers: engine.layers(),
+            layers: 0..fixture.layers(),
             rows: &rows,
             entering: Entering::Tokens(&[1, 2, 3, 4]),
             wanted: Wanted::Logits(&[0, 1, 2, 3]),

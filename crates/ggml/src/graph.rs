@@ -163,7 +163,10 @@ impl<'g> Builder<'g> {
             NonNull::new(raw).expect("the context has room")
         };
         self.inputs.borrow_mut().push(DeclaredInput { tensor: raw, index_limit });
-        (Tensor { raw, _graph: PhantomData }, Input(self.inputs.borrow().len() - 1))
+        let tensor = Tensor { raw, _graph: PhantomData };
+        // Gives the input memory even if no node reads it; writing it would abort otherwise.
+        self.expand(tensor);
+        (tensor, Input(self.inputs.borrow().len() - 1))
     }
 
     /// Brings a tensor of a set, such as a weight, into the graph.

@@ -47,7 +47,7 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let context_tokens = choose_context(&model, wish)?;
     let block_count = model.directory().hyper.block_count;
     let options = EngineOptions {
-        layers: 0..block_count,
+        layers: (0..block_count).into(),
         embedding: true,
         head: true,
         slots: wish.slots,

@@ -43,8 +43,6 @@ pub(crate) struct GraphKey {
 pub(crate) struct Sources<'e> {
     pub(crate) hyper: &'e HyperParameters,
     pub(crate) weights: &'e Weights,
-    /// First layer held by `weights` and `cache`.
-    pub(crate) first_layer: usize,
     pub(crate) cache: &'e Cache,
 }
 
@@ -111,7 +109,7 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
                 builder,
                 hyper: sources.hyper,
                 shape: &sources.hyper.layers[layer],
-                weights: &sources.weights.layers[layer - sources.first_layer],
+                weights: sources.weights.layer(layer),
                 rope_frequencies: sources.weights.rope_frequencies.as_ref(),
                 cache: sources.cache,
                 layer,
@@ -245,7 +243,7 @@ fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, hidden: Tensor<'g>) -
 }
 
 /// An upper bound on the tensors that a window makes.
-fn tensors_max(key: &GraphKey) -> usize {
+pub(crate) fn tensors_max(key: &GraphKey) -> usize {
     const PER_LAYER: usize = 48;
     const PER_LAYER_AND_GROUP: usize = 6;
     const PER_GROUP: usize = 2;

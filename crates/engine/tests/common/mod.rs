@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use motley_engine::{
-    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, Row, Step, Wanted,
+    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, ModelRecipe, Row, Step,
+    Wanted, make_model_file,
 };
 use motley_ggml::{
     ReferenceContext, ReferenceModel, ReferenceOptions, ReferenceRow, ThreadPoolOptions, Token,
@@ -91,6 +92,16 @@ impl Fixture {
         Some(Self::at(&path))
     }
 
+    /// A made model and the folder that holds it, where there is a vocabulary to give it.
+    pub(crate) fn made(recipe: &ModelRecipe) -> Option<(tempfile::TempDir, Self)> {
+        let donor = Self::open("SmolLM2-135M-Instruct.Q4_1.gguf")?;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("made.gguf");
+        make_model_file(recipe, donor.model.path(), 2, &path).unwrap();
+        let fixture = Self::at(&path);
+        Some((folder, fixture))
+    }
+
     /// The model file at `path`.
     pub(crate) fn at(path: &Path) -> Self {
         let model = Model::open(path).unwrap();
@@ -111,7 +122,7 @@ impl Fixture {
         Engine::load(
             &self.model,
             &EngineOptions {
-                layers: 0..self.layers(),
+                layers: (0..self.layers()).into(),
                 embedding: true,
                 head: true,
                 slots,

@@ -153,7 +153,7 @@ fn engine_options(
         );
     }
     Ok(EngineOptions {
-        layers: 0..hyper.block_count,
+        layers: (0..hyper.block_count).into(),
         embedding: true,
         head: true,
         slots: SEQUENCES_MAX,

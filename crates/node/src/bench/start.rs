@@ -105,7 +105,7 @@ pub(super) fn first_token(
 
 fn options(model: &Model, threads: ThreadPoolOptions) -> EngineOptions {
     EngineOptions {
-        layers: 0..model.directory().hyper.block_count,
+        layers: (0..model.directory().hyper.block_count).into(),
         embedding: true,
         head: true,
         slots: 1,

@@ -52,7 +52,7 @@ impl Subject for Ours {
         }
         self.wanted.extend(if every_row { 0..rows.len() } else { rows.len() - 1..rows.len() });
         let step = Step {
-            layers: self.engine.layers(),
+            layers: 0..self.engine.hyper().block_count,
             rows: &self.rows,
             entering: Entering::Tokens(&self.tokens),
             wanted: Wanted::Logits(&self.wanted),

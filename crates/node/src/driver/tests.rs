@@ -50,7 +50,7 @@ impl Fixture {
         }
         let model = Arc::new(Model::open(&path).unwrap());
         let options = EngineOptions {
-            layers: 0..model.directory().hyper.block_count,
+            layers: (0..model.directory().hyper.block_count).into(),
             embedding: true,
             head: true,
             slots,

@@ -153,7 +153,7 @@ impl Worker {
 
     fn step(&mut self) {
         let step = Step {
-            layers: self.engine.layers(),
+            layers: 0..self.engine.hyper().block_count,
             rows: &self.batch.rows,
             entering: Entering::Tokens(&self.batch.tokens),
             wanted: Wanted::Logits(&self.batch.wanted),
