@@ -27,6 +27,7 @@ mod show;
 mod store;
 mod terminal;
 mod tokenize;
+mod transport;
 mod version;
 
 use std::process::ExitCode;

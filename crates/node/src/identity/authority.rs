@@ -79,8 +79,7 @@ impl Authority {
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         // A beginning would only add a way in which two clocks can disagree.
         leaf.not_before = date_time_ymd(2000, 1, 1);
-        leaf.not_after =
-            date_time_ymd(1970, 1, 1) + Duration::from_secs(now_unix_s + LEAF_VALID_S);
+        leaf.not_after = date_time_ymd(1970, 1, 1) + Duration::from_secs(now_unix_s + LEAF_VALID_S);
         Ok(leaf.signed_by(public_key, &issuer)?.der().clone())
     }
 }

@@ -34,6 +34,9 @@ mod tests {
         assert_eq!(at(4_102_444_800), RELEASED_UNIX_S);
         assert_eq!(at(RELEASED_UNIX_S - 1), RELEASED_UNIX_S);
         assert_eq!(at(RELEASED_UNIX_S + 86_400), RELEASED_UNIX_S + 86_400);
-        assert_eq!(trusted_unix_s(SystemTime::UNIX_EPOCH - Duration::from_secs(9)), RELEASED_UNIX_S);
+        assert_eq!(
+            trusted_unix_s(SystemTime::UNIX_EPOCH - Duration::from_secs(9)),
+            RELEASED_UNIX_S
+        );
     }
 }

@@ -23,7 +23,8 @@ const VERSION: u16 = 1;
 const SIGNED_CONTEXT: &[u8] = b"motley enrolment 1";
 
 /// Bytes of a request at most: magic, version, secret, key, signature, length and name.
-pub(crate) const ENROL_REQUEST_BYTES_MAX: usize = 4 + 2 + 32 + 32 + 64 + 1 + NODE_NAME_CHARACTERS_MAX;
+pub(crate) const ENROL_REQUEST_BYTES_MAX: usize =
+    4 + 2 + 32 + 32 + 64 + 1 + NODE_NAME_CHARACTERS_MAX;
 
 /// Bytes of an answer at most: two certificates and a full member list.
 pub(crate) const GRANT_BYTES_MAX: usize = 1 << 20;
@@ -38,7 +39,9 @@ pub(crate) enum MessageError {
     #[error("the other side speaks another protocol; check the address")]
     Magic,
     /// Another version of this one.
-    #[error("the other side speaks version {version} of joining, this program {VERSION}; update the older of the two")]
+    #[error(
+        "the other side speaks version {version} of joining, this program {VERSION}; update the older of the two"
+    )]
     Version {
         /// What it speaks.
         version: u16,
@@ -226,7 +229,8 @@ fn signed_bytes(
 fn verify_signature(key: &NodePublicKey, signed: &[u8], signature: &[u8]) -> Result<(), Refusal> {
     let known = rustls::crypto::ring::default_provider().signature_verification_algorithms;
     let ed25519 = known.mapping.iter().find(|(scheme, _)| *scheme == SignatureScheme::ED25519);
-    let algorithm = ed25519.and_then(|(_, algorithms)| algorithms.first()).ok_or(Refusal::Internal)?;
+    let algorithm =
+        ed25519.and_then(|(_, algorithms)| algorithms.first()).ok_or(Refusal::Internal)?;
     algorithm.verify_signature(&key.0, signed, signature).map_err(|_| Refusal::Signature)
 }
 

@@ -111,7 +111,12 @@ impl MemberList {
     }
 
     /// Lets a device in, again if it was removed. A name that another member has gets a number.
-    pub(crate) fn add(&mut self, id: NodeId, name: &str, now_unix_s: u64) -> Result<(), MembersError> {
+    pub(crate) fn add(
+        &mut self,
+        id: NodeId,
+        name: &str,
+        now_unix_s: u64,
+    ) -> Result<(), MembersError> {
         let known = self.members.iter().position(|member| member.id == id);
         if known.is_none() && self.members.len() >= MEMBERS_MAX {
             return Err(MembersError::Full);

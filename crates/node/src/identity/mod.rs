@@ -19,12 +19,12 @@ mod token_book;
 pub(crate) use authority::{Authority, AuthorityError, NODE_NAME_CHARACTERS_MAX, check_name};
 pub(crate) use clock::{RELEASED_UNIX_S, trusted_unix_s};
 pub(crate) use enrol::{
-    Applicant, ENROL_REQUEST_BYTES_MAX, EnrolError, EnrolRequest, Grant, GRANT_BYTES_MAX,
+    Applicant, ENROL_REQUEST_BYTES_MAX, EnrolError, EnrolRequest, GRANT_BYTES_MAX, Grant,
     MessageError, Refusal, decode_answer, encode_answer, enrol,
 };
 pub(crate) use folder::{StateError, StateFolder};
 pub(crate) use ids::{ClusterId, IdError, NodeId};
 pub(crate) use members::{Member, MemberList, MembersError, Roster, Standing};
-pub(crate) use node::{Identity, IdentityError, host_name};
+pub(crate) use node::{Identity, IdentityError, authority_id, host_name, node_of, verify_leaf};
 pub(crate) use token::{JoinToken, Secret, TokenAddress, TokenError};
 pub(crate) use token_book::{Invitation, InvitationState, TokenBook, TokenBookError};

@@ -141,8 +141,7 @@ impl Identity {
         }
         let key = key_from_der(applicant.key_der())?;
         let (leaf, authority) = (grant.leaf.clone(), grant.authority.clone());
-        let identity =
-            Self::assemble(applicant.name().to_owned(), key, leaf, (authority, None))?;
+        let identity = Self::assemble(applicant.name().to_owned(), key, leaf, (authority, None))?;
         if identity.cluster != *expected {
             return Err(EnrolError::WrongCluster.into());
         }
@@ -265,7 +264,14 @@ pub(crate) fn verify_leaf(
     let parsed = ParsedCertificate::try_from(leaf)?;
     let known = rustls::crypto::ring::default_provider().signature_verification_algorithms;
     let now = UnixTime::since_unix_epoch(Duration::from_secs(now_unix_s));
-    verify_server_cert_signed_by_trust_anchor(&parsed, roots, &[], now, known.all)?;
+    let verified = verify_server_cert_signed_by_trust_anchor(&parsed, roots, &[], now, known.all);
+    verified.map_err(|error| match error {
+        // All authorities have the same name, so that another's signature looks like a wrong one.
+        rustls::Error::InvalidCertificate(CertificateError::BadSignature) => {
+            rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)
+        }
+        error => error,
+    })?;
     node_of(leaf).ok_or(rustls::Error::InvalidCertificate(CertificateError::BadEncoding))
 }
 
@@ -305,7 +311,10 @@ mod tests {
         assert!(new);
         let (kept, new) = Identity::load_or_create_cluster(&folder, "other", NOW).unwrap();
         assert!(!new);
-        assert_eq!((kept.cluster(), kept.node(), kept.name()), (made.cluster(), made.node(), "nas"));
+        assert_eq!(
+            (kept.cluster(), kept.node(), kept.name()),
+            (made.cluster(), made.node(), "nas")
+        );
         let members = MemberList::load(&folder).unwrap();
         assert_eq!(members.standing(&made.node()), Standing::Member);
         for file in [AUTHORITY_KEY_FILE, NODE_KEY_FILE] {
