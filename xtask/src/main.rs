@@ -10,6 +10,7 @@
 mod cache;
 mod checks;
 mod demo;
+mod lab;
 mod layers;
 mod models;
 mod process;
@@ -27,7 +28,10 @@ use cache::Workplace;
 const USAGE: &str = "\
 cargo xtask demo            set up, build, fetch a small model, and let it answer
 cargo xtask test [STEP..]   set up and run every check (or only the named ones)
-cargo xtask models [NAME..] fetch models for tests and benchmarks; without names, list them";
+cargo xtask models [NAME..] fetch models for tests and benchmarks; without names, list them
+cargo xtask lab FILE [--limit 10m] -- COMMAND..
+                            build the cluster that FILE describes (docs/LAB.md), and run COMMAND
+                            on its first device; with --check instead, measure the cluster";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -47,6 +51,8 @@ fn run(arguments: &[String]) -> Result<()> {
     match command.as_str() {
         "demo" if rest.is_empty() => demo::run(&Workplace::find()?),
         "test" => checks::run(&Workplace::find()?, rest),
+        "lab" => lab::run(&Workplace::find()?, rest),
+        _ if command.starts_with("lab-") => lab::hidden(command, rest),
         "models" => models::run(&Workplace::find()?, rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");

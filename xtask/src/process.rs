@@ -133,7 +133,7 @@ fn watch(
 
 /// Stops a child with all its descendants. The child stays in our process group, so that an
 /// interrupt typed at the terminal reaches it too; that is why the group cannot be used here.
-fn stop(id: u32) {
+pub(crate) fn stop(id: u32) {
     let mut ids = vec![id];
     let mut next = 0;
     while let Some(&parent) = ids.get(next) {

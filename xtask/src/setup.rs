@@ -67,12 +67,42 @@ const NEEDS: &[Need] = &[
     },
 ];
 
+/// What only the lab needs.
+const NETWORK_NEEDS: &[Need] = &[
+    Need {
+        tool: "ip",
+        found: || succeeds("ip", &["-Version"]),
+        debian: &["iproute2"],
+        brew: &[],
+        termux: &["iproute2"],
+    },
+    Need {
+        tool: "nsenter",
+        found: || succeeds("nsenter", &["--version"]),
+        debian: &["util-linux"],
+        brew: &[],
+        termux: &["util-linux"],
+    },
+];
+
 /// Makes sure that every tool is there, or fails with the command that would bring it.
 pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
-    let missing = missing();
-    if missing.is_empty() {
+    if missing(NEEDS).is_empty() {
         eprintln!("   every tool is there; building in {}", workplace.target.display());
-        return Ok(Outcome::Passed);
+    }
+    provide(workplace, NEEDS)?;
+    Ok(Outcome::Passed)
+}
+
+/// The same for the tools of the lab.
+pub(crate) fn network_tools(workplace: &Workplace) -> Result<()> {
+    provide(workplace, NETWORK_NEEDS)
+}
+
+fn provide(workplace: &Workplace, needs: &'static [Need]) -> Result<()> {
+    let missing = missing(needs);
+    if missing.is_empty() {
+        return Ok(());
     }
     let tools: Vec<&str> = missing.iter().map(|need| need.tool).collect();
     eprintln!("   missing: {}", tools.join(", "));
@@ -82,18 +112,18 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
         (System::Debian, Some(prefix)) => install(workplace, &prefix, &packages)?,
         _ => bail!("{}", system.instruction(&packages)),
     }
-    let still: Vec<&str> = self::missing().iter().map(|need| need.tool).collect();
+    let still: Vec<&str> = self::missing(needs).iter().map(|need| need.tool).collect();
     if !still.is_empty() {
         bail!(
             "the packages are installed, but {} cannot be found; is PATH complete?",
             still.join(", ")
         );
     }
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
-fn missing() -> Vec<&'static Need> {
-    NEEDS.iter().filter(|need| !(need.found)()).collect()
+fn missing(needs: &'static [Need]) -> Vec<&'static Need> {
+    needs.iter().filter(|need| !(need.found)()).collect()
 }
 
 #[derive(Clone, Copy)]

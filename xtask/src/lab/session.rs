@@ -1,0 +1,341 @@
+//! A lab while it stands: built from its plan, used, and removed when it is dropped.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::cgroups::Cgroups;
+use super::description::Description;
+use super::plan::{Machine, NAMESPACES, Plan, Step};
+use super::remove::{self, Claim};
+use super::words::{Words, script_path};
+use super::{command, myself};
+use crate::cache::Workplace;
+use crate::process::{capture, stop, succeeds};
+use crate::setup;
+
+const STEP_LIMIT: Duration = Duration::from_secs(20);
+/// How often is looked whether the command has ended.
+const BEAT: Duration = Duration::from_millis(20);
+/// How many labs' logs are kept.
+const FOLDERS_KEPT: usize = 20;
+
+/// A lab that stands.
+pub(super) struct Lab {
+    plan: Plan,
+    /// Logs, states, the script and the description as it was read.
+    folder: PathBuf,
+    interrupt: Arc<AtomicBool>,
+    cgroups: Cgroups,
+    /// Held while namespaces and groups stand under this process's number.
+    claim: Option<Claim>,
+    relay: Option<Child>,
+    programs: Vec<(String, Child)>,
+}
+
+impl Lab {
+    /// Builds the devices and links, or says why they are plain processes instead.
+    pub(super) fn build(
+        workplace: &Workplace,
+        description: &Description,
+        text: &str,
+    ) -> Result<Self> {
+        let interrupt = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&interrupt))?;
+        }
+        let run = process::id();
+        let folder = make_folder(&workplace.logs.join("lab"), run)?;
+        fs::write(folder.join("lab.toml"), text)?;
+        println!("lab {run}: logs in {}", folder.display());
+        let mut lab = Self {
+            plan: Plan::loopback(description),
+            folder,
+            interrupt,
+            cgroups: Cgroups::Absent,
+            claim: None,
+            relay: None,
+            programs: Vec::new(),
+        };
+        if let Some(reason) = obstacle() {
+            println!(
+                "lab {run}: {reason}, so the devices are plain processes on loopback addresses, \
+                 without limits and links"
+            );
+        } else {
+            setup::network_tools(workplace)?;
+            lab.stand_up(description, run)?;
+        }
+        for place in &lab.plan.places {
+            fs::create_dir_all(lab.folder.join("state").join(&place.name))?;
+        }
+        Ok(lab)
+    }
+
+    fn stand_up(&mut self, description: &Description, run: u32) -> Result<()> {
+        self.cgroups = Cgroups::find(&fs::read_to_string("/proc/mounts")?);
+        remove::leftovers(&self.cgroups)?;
+        self.claim = Some(Claim::new(run)?);
+        let machine = Machine { cgroups: self.cgroups.clone(), disk: disk(&self.folder) };
+        let limited = description.devices.iter().any(|device| device.disk_read_mib_s.is_some());
+        if limited && machine.disk.is_none() {
+            println!(
+                "lab {run}: {} is on no disk of its own, disk limits are left out",
+                self.folder.display()
+            );
+        }
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let asked: f64 = description.devices.iter().filter_map(|device| device.cpu_share).sum();
+        if asked > cores as f64 {
+            println!("lab {run}: the devices ask for {asked} cores, this machine has {cores}");
+        }
+        self.plan = Plan::new(description, &machine, run);
+        for step in &self.plan.before {
+            perform(step)?;
+        }
+        self.relay = Some(self.start_relay()?);
+        for step in &self.plan.after {
+            perform(step)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the link emulator and waits until it has made the interfaces.
+    fn start_relay(&self) -> Result<Child> {
+        let mut words = Vec::new();
+        // Real-time priority: frames must not wait behind the devices' computing.
+        if succeeds("chrt", &["--fifo", "20", "true"]) {
+            words.extend(["chrt", "--fifo", "20"].map(str::to_owned));
+        } else {
+            println!("no real-time priority here: links are late while the devices compute");
+        }
+        words.push(myself()?.display().to_string());
+        words.push("lab-relay".to_owned());
+        words.push(self.folder.join("lab.toml").display().to_string());
+        words.extend(self.plan.places.iter().map(|place| place.interface.clone()));
+        let mut relay = command(&words)?
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(self.folder.join("links.log"))?)
+            .spawn()
+            .context("cannot start the link emulator")?;
+        let mut line = String::new();
+        if let Some(stdout) = relay.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        if line != "ready\n" {
+            drop(relay.stdin.take());
+            let status = relay.wait()?;
+            let log = fs::read_to_string(self.folder.join("links.log")).unwrap_or_default();
+            bail!("the link emulator ended with {status}: {}", log.trim());
+        }
+        Ok(relay)
+    }
+
+    /// Starts what the description starts, runs the command on the head, and waits for its end.
+    pub(super) fn run(
+        &mut self,
+        description: &Description,
+        words: &[String],
+        motley: &Path,
+        limit: Duration,
+    ) -> Result<()> {
+        let folder = self.folder.clone();
+        let told = Words { description, plan: &self.plan, folder: &folder, motley };
+        let script = script_path(&folder);
+        fs::write(&script, told.script())?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+        for (index, device) in description.devices.iter().enumerate() {
+            if device.command.is_empty() {
+                continue;
+            }
+            let words = told.fill(index, &device.command)?;
+            let mut command = entered(&self.plan.places[index].enter, &words)?;
+            command.envs(told.environment(index));
+            let log = File::create(folder.join(format!("{}.log", device.name)))?;
+            self.programs.push((device.name.clone(), start(command, log)?));
+        }
+        let words = told.fill(0, words)?;
+        let mut head = entered(&self.plan.places[0].enter, &words)?;
+        head.envs(told.environment(0));
+        let mut head = head.spawn().with_context(|| format!("cannot run {}", words[0]))?;
+        let ended = self.wait(&mut head, limit);
+        if ended.is_err() {
+            // Without groups, this is how the command's children are found.
+            stop(head.id());
+            let _ = head.wait();
+        }
+        let status = ended?;
+        ensure!(
+            status.success(),
+            "the command ended with {status}; logs are in {}",
+            folder.display()
+        );
+        Ok(())
+    }
+
+    fn wait(&mut self, head: &mut Child, limit: Duration) -> Result<ExitStatus> {
+        let began = Instant::now();
+        let mut told = vec![false; self.programs.len()];
+        loop {
+            if let Some(status) = head.try_wait()? {
+                return Ok(status);
+            }
+            for ((name, program), told) in self.programs.iter_mut().zip(&mut told) {
+                if let (false, Some(status)) = (*told, program.try_wait()?) {
+                    *told = true;
+                    eprintln!("lab: the program of {name} ended with {status}; see {name}.log");
+                }
+            }
+            self.interrupted()?;
+            ensure!(began.elapsed() < limit, "the lab was stopped after its limit of {limit:?}");
+            thread::sleep(BEAT);
+        }
+    }
+
+    /// Fails once someone wants the lab to end.
+    pub(super) fn interrupted(&self) -> Result<()> {
+        ensure!(!self.interrupt.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    }
+
+    /// Starts the peers that answer measurements, on every device, outside its limits.
+    pub(super) fn start_echoes(&mut self) -> Result<()> {
+        for index in 0..self.plan.places.len() {
+            let place = &self.plan.places[index];
+            let words = [myself()?.display().to_string(), "lab-echo".into(), place.address.clone()];
+            let command = entered(&self.outside_limits(index), &words)?;
+            let log = File::create(self.folder.join(format!("{}.log", place.name)))?;
+            self.programs.push((place.name.clone(), start(command, log)?));
+        }
+        Ok(())
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The words that lead a command to a device's network, but not under its limits.
+    pub(super) fn outside_limits(&self, index: usize) -> Vec<String> {
+        let namespace = self.plan.places[index].namespace.as_ref();
+        namespace.map_or_else(Vec::new, |name| {
+            vec!["nsenter".to_owned(), format!("--net={}/{name}", NAMESPACES), "--".to_owned()]
+        })
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Some(claim) = &self.claim {
+            let programs = &mut self.programs;
+            let reap = || programs.iter_mut().for_each(|(_, program)| drop(program.try_wait()));
+            remove::end(&self.cgroups, claim.run, reap);
+        }
+        // Without groups, and outside them, a program and its children are found by their numbers.
+        for (_, program) in &mut self.programs {
+            if matches!(program.try_wait(), Ok(None)) {
+                stop(program.id());
+                let _ = program.wait();
+            }
+        }
+        // The links stand until here, so that programs can say that they leave.
+        if let Some(mut relay) = self.relay.take() {
+            drop(relay.stdin.take());
+            let _ = relay.wait();
+        }
+        if let Some(claim) = self.claim.take()
+            && let Err(error) = remove::clear(&self.cgroups, claim.run)
+        {
+            eprintln!("lab: not all could be removed; the next lab tries again: {error:#}");
+        }
+        let _ = fs::remove_dir_all(self.folder.join("state"));
+    }
+}
+
+/// Why devices cannot be namespaces here.
+fn obstacle() -> Option<&'static str> {
+    if !cfg!(target_os = "linux") {
+        Some("namespaces need Linux")
+    } else if !nix::unistd::geteuid().is_root() {
+        Some("namespaces need an administrator (run as root)")
+    } else if !succeeds("unshare", &["--net", "true"]) {
+        Some("this machine gives no network namespaces")
+    } else if !Path::new("/dev/net/tun").exists() {
+        Some("this machine has no /dev/net/tun")
+    } else {
+        None
+    }
+}
+
+fn perform(step: &Step) -> Result<()> {
+    match step {
+        Step::Command(words) => {
+            capture(command(words)?, STEP_LIMIT)?;
+        }
+        Step::Folder(path) => fs::create_dir(path).with_context(|| step.to_string())?,
+        Step::Limit(path, text) => {
+            if let Err(error) = fs::write(path, text) {
+                println!("lab: this limit is missing: {step}: {error}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn entered(enter: &[String], words: &[String]) -> Result<Command> {
+    command(&[enter, words].concat())
+}
+
+/// In a process group of its own, so that an interrupt typed at the terminal ends it in order.
+fn start(mut command: Command, log: File) -> Result<Child> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot run {name}"))
+}
+
+/// A new folder below `parent`, where only the newest are kept.
+fn make_folder(parent: &Path, run: u32) -> Result<PathBuf> {
+    fs::create_dir_all(parent)?;
+    let mut old: Vec<_> = fs::read_dir(parent)?
+        .flatten()
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    old.sort();
+    for (_, path) in old.iter().rev().skip(FOLDERS_KEPT - 1) {
+        fs::remove_dir_all(path)?;
+    }
+    let folder = parent.join(run.to_string());
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir(&folder)?;
+    Ok(folder)
+}
+
+/// The whole disk that holds `folder`, as the kernel numbers it.
+fn disk(folder: &Path) -> Option<String> {
+    let number = fs::metadata(folder).ok()?.dev();
+    let number = format!("{}:{}", nix::sys::stat::major(number), nix::sys::stat::minor(number));
+    let entry = fs::canonicalize(Path::new("/sys/dev/block").join(&number)).ok()?;
+    if entry.join("partition").exists() {
+        let whole = fs::read_to_string(entry.parent()?.join("dev")).ok()?;
+        return Some(whole.trim().to_owned());
+    }
+    Some(number)
+}
