@@ -30,6 +30,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Current gauges and running totals.
     fn metrics(&self) -> BackendMetrics;
 
+    /// The devices behind this backend and what each of them holds.
+    fn cluster(&self) -> ClusterState;
+
     /// Text to token ids.
     fn tokenize(
         &self,
@@ -76,7 +79,7 @@ pub struct ModelCard {
     pub parameter_count: u64,
     /// Size of the weights.
     pub weights_bytes: u64,
-    /// SHA-256 of the model file, in hexadecimal.
+    /// Names the model's content: 64 hexadecimal digits.
     pub digest: String,
     /// Tokens one sequence may hold: prompt and answer together.
     pub context_tokens: u32,
@@ -522,6 +525,48 @@ pub struct SlotRequest {
     pub drawn_tokens: u32,
     /// Most tokens that may be drawn.
     pub tokens_max: u32,
+}
+
+/// The devices that answer, and how a token travels between them.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct ClusterState {
+    /// Counts plans; it only grows. Zero before the first plan runs.
+    pub epoch: u64,
+    /// What is being changed, in words, if anything is.
+    pub change: Option<String>,
+    /// Micro-batches that may be on their way at once.
+    pub groups: u32,
+    /// Passes around the ring per token.
+    pub rounds: u32,
+    /// Every device that is known, those of the plan first and in ring order.
+    pub nodes: Vec<NodeState>,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct NodeState {
+    /// Its name.
+    pub name: String,
+    /// What it is known by whatever its name: 64 hexadecimal digits, or empty for this device.
+    pub id: String,
+    /// Where it can be reached, or empty for this device.
+    pub address: String,
+    /// Whether it embeds, projects and samples.
+    pub head: bool,
+    /// In words: `serving`, `loading 40 %`, `idle: ...`.
+    pub state: String,
+    /// Layers it computes, in ring order, as first and last plus one.
+    pub layers: Vec<(u32, u32)>,
+    /// Memory it gives.
+    pub memory_budget_bytes: u64,
+    /// Memory it holds for the plan.
+    pub memory_used_bytes: u64,
+    /// Round trip to it, if it is another device.
+    pub round_trip: Option<Duration>,
+    /// Share of the last seconds in which it computed, 0 to 1.
+    pub busy_ratio: Option<f64>,
+    /// Mean time for one micro-batch.
+    pub step: Option<Duration>,
 }
 
 /// Gauges and running totals of a backend.

@@ -16,6 +16,7 @@ mod limits;
 mod gateway;
 mod guard;
 
+mod cluster;
 mod llama;
 mod ollama;
 mod openai;
@@ -34,9 +35,9 @@ mod metrics;
 mod request_log;
 
 pub use backend::{
-    Abilities, Backend, BackendMetrics, Caller, ChatMessage, ChatPrompt, Constraint,
+    Abilities, Backend, BackendMetrics, Caller, ChatMessage, ChatPrompt, ClusterState, Constraint,
     EmbeddingRequest, Failure, GenerationRequest, Health, KeyId, LengthRules, LogprobDetail,
-    ModelCard, PlainValue, Refusal, RenderedPrompt, Reply, Role, Sampling, Series, SeriesKind,
+    ModelCard, NodeState, PlainValue, Refusal, RenderedPrompt, Reply, Role, Sampling, Series, SeriesKind,
     SlotRequest, SlotState, SpecialTokens, StopRules, TokenId, ToolCall, ToolChoice,
     ToolDefinition, ToolUse,
 };

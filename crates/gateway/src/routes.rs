@@ -12,7 +12,7 @@ use crate::config::GatewayConfig;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::guard::{Door, Policy, check_key, guard};
-use crate::{llama, ollama, openai};
+use crate::{cluster, llama, ollama, openai};
 
 /// One line of the table.
 #[derive(Clone, Copy)]
@@ -55,6 +55,7 @@ const ROUTES: &[Route] = &[
     route!(GET "/metrics" KeyUnlessLoopback llama::metrics),
     route!(GET "/props" Key llama::props),
     route!(GET "/slots" Admin llama::slots),
+    route!(GET "/cluster" Admin cluster::cluster),
     route!(POST "/tokenize" Key llama::tokenize),
     route!(POST "/detokenize" Key llama::detokenize),
     route!(POST "/apply-template" Key llama::apply_template),

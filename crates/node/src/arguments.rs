@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::{bench, completions, make_model, plan, run, short_options, show, tokenize, version};
+use crate::{bench, completions, make_model, plan, run, serve, short_options, show, tokenize, version};
 
 /// Printed when nothing is asked.
 pub(crate) const WELCOME: &str = "\
@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Welcome,
     /// Answer a prompt, or chat
     Run(Box<run::Arguments>),
+    /// Serve a model to OpenAI's and Ollama's clients
+    Serve(Box<serve::Arguments>),
     /// Show what a model is and what it needs
     Show(show::Arguments),
     /// Plan who computes what, why, and how fast that is

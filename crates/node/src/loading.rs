@@ -8,7 +8,7 @@ use motley_engine::{CacheElement, EngineOptions, LayoutChoice, LoadError, Model,
 use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
 use motley_model::{DirectoryError, GgufError};
 
-use crate::driver::{Driver, LoadFailure, Loading};
+use crate::driver::{Deployment, Driver, LoadFailure, Loading};
 use crate::failure::{Failure, Kind};
 use crate::memory::{self, Usage};
 use crate::terminal::{self, Progress};
@@ -28,6 +28,49 @@ pub(crate) struct EngineWish {
     pub(crate) layout: LayoutChoice,
     /// Memory that may be used; nothing for what the system has.
     pub(crate) memory_budget_bytes: Option<u64>,
+}
+
+/// Rows in one batch at most.
+const BATCH_ROWS_MAX: usize = 8192;
+
+/// Sequences at a time at most.
+const SLOTS_MAX: usize = 256;
+
+impl EngineWish {
+    /// A wish for these sizes, with the default of everything else.
+    ///
+    /// # Errors
+    /// When a size is out of its range; the message names its option.
+    pub(crate) fn new(
+        threads: Option<usize>,
+        batch_rows: usize,
+        micro_batch_rows: usize,
+        slots: usize,
+    ) -> Result<Self, Failure> {
+        let threads = threads.unwrap_or_else(threads_default);
+        let rows = batch_rows.min(micro_batch_rows);
+        in_range("--threads", threads, ThreadPool::THREADS_MAX)?;
+        in_range("--batch-size", batch_rows, usize::MAX)?;
+        in_range("--ubatch-size", rows, BATCH_ROWS_MAX)?;
+        in_range("--parallel", slots, SLOTS_MAX)?;
+        Ok(Self {
+            context_tokens: None,
+            slots,
+            batch_rows: rows,
+            cache: CacheElement::F16,
+            threads,
+            layout: LayoutChoice::Measured,
+            memory_budget_bytes: None,
+        })
+    }
+}
+
+fn in_range(option: &str, value: usize, most: usize) -> Result<(), Failure> {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    let range = if most == usize::MAX { "1 or more".to_owned() } else { format!("1 to {most}") };
+    Err(Failure::usage(format!("{option} must be {range}, not {value}")))
 }
 
 /// A model that answers.
@@ -60,7 +103,8 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let size = terminal::bytes(model.file_bytes());
     let _progress = Progress::start(&format!("loading {name} ({size}) ..."));
-    let loading = Loading::start(Arc::clone(&model), options)?;
+    let deployment = Deployment::alone(Arc::clone(&model), options)?;
+    let loading = Loading::start(deployment)?;
     let vocabulary = model.vocabulary().map_err(open_failure)?;
     let driver = loading.finish(vocabulary.end_tokens()).map_err(load_failure)?;
     Ok(Ready { model, vocabulary, driver })

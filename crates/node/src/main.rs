@@ -21,9 +21,11 @@ mod memory;
 mod plan;
 mod prompt;
 mod run;
+mod serve;
 mod session;
 mod short_options;
 mod show;
+mod stage;
 mod store;
 mod terminal;
 mod tokenize;
@@ -62,6 +64,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
     match command {
         Command::Welcome => Ok(terminal::print(arguments::WELCOME)?),
         Command::Run(arguments) => run::execute(*arguments, started),
+        Command::Serve(arguments) => serve::execute(*arguments, started),
         Command::Show(arguments) => show::execute(&arguments),
         Command::Plan(arguments) => plan::execute(&arguments),
         Command::Bench(arguments) => bench::execute(&arguments),

@@ -3,16 +3,19 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use motley_gateway::{ChatMessage, ChatPrompt, PlainValue, ToolCall};
 use motley_ggml::{Token, Vocabulary};
 use motley_model::{
-    ChatInput, ChatTemplate, CivilTime, ControlTokens, ModelDescription, PromptSegment, TokenTexts,
+    ChatInput, ChatTemplate, CivilTime, ControlTokens, ModelDescription, PromptSegment,
+    RenderedPrompt, TemplateAbilities, TokenTexts,
 };
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 /// Turns conversations into prompts for one model.
 #[derive(Debug)]
 pub(crate) struct PromptMaker {
     template: ChatTemplate,
+    abilities: TemplateAbilities,
     source: Option<String>,
     control_tokens: ControlTokens,
     begin_text: Option<String>,
@@ -36,6 +39,7 @@ impl PromptMaker {
             None => ChatTemplate::chatml(),
         };
         Ok(Self {
+            abilities: template.abilities(),
             template,
             source,
             control_tokens: ControlTokens::new(vocabulary.special_texts()),
@@ -49,6 +53,11 @@ impl PromptMaker {
         self.source.as_deref()
     }
 
+    /// What the template can do.
+    pub(crate) fn abilities(&self) -> TemplateAbilities {
+        self.abilities
+    }
+
     /// The prompt that asks for an answer to `messages`.
     ///
     /// # Errors
@@ -58,12 +67,26 @@ impl PromptMaker {
         messages: &[Json],
         vocabulary: &Vocabulary,
     ) -> anyhow::Result<Vec<Token>> {
-        let rendered = self
+        let conversation = Conversation {
+            messages: messages.to_vec(),
+            tools: Vec::new(),
+            variables: Map::new(),
+            ending: Ending::Answer,
+        };
+        self.render(&conversation)?.tokens(vocabulary)
+    }
+
+    /// A conversation as the model reads it.
+    ///
+    /// # Errors
+    /// When the template fails on it.
+    pub(crate) fn render(&self, conversation: &Conversation) -> anyhow::Result<Rendered> {
+        let prompt = self
             .template
             .render(&ChatInput {
-                messages,
-                tools: &[],
-                add_generation_prompt: true,
+                messages: &conversation.messages,
+                tools: &conversation.tools,
+                add_generation_prompt: matches!(conversation.ending, Ending::Answer),
                 tokens: TokenTexts {
                     bos: self.begin_text.as_deref(),
                     eos: self.end_text.as_deref(),
@@ -72,10 +95,139 @@ impl PromptMaker {
                 },
                 control_tokens: &self.control_tokens,
                 now: civil_time(SystemTime::now()),
-                variables: &Map::new(),
+                variables: &conversation.variables,
             })
             .context("the model's chat template refuses this conversation")?;
-        tokens_of(&rendered.segments(), vocabulary)
+        let mut bytes = prompt.text().len();
+        if let Ending::Continue(text) = &conversation.ending {
+            // What the template writes after the last words closes the turn.
+            let start = prompt.text().rfind(text.as_str());
+            bytes = start.map_or(bytes, |start| start + text.len());
+        }
+        Ok(Rendered { prompt, bytes })
+    }
+}
+
+/// What a template is asked to render.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    messages: Vec<Json>,
+    tools: Vec<Json>,
+    variables: Map<String, Json>,
+    ending: Ending,
+}
+
+/// How a prompt ends.
+#[derive(Debug)]
+enum Ending {
+    /// With the opening of an assistant's turn.
+    Answer,
+    /// With these words of the assistant, whose turn stays open.
+    Continue(String),
+    /// As the template ends it.
+    Closed,
+}
+
+impl Conversation {
+    /// A request's conversation, in the form that the template reads best.
+    pub(crate) fn from_prompt(prompt: &ChatPrompt, abilities: TemplateAbilities) -> Self {
+        let tools = prompt.tools.iter().map(|tool| {
+            // The gateway has checked that parameters are JSON.
+            let parameters: Json =
+                serde_json::from_str(&tool.parameters).unwrap_or_else(|_| json!({}));
+            json!({
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description.as_deref().unwrap_or_default(),
+                    "parameters": parameters,
+                },
+            })
+        });
+        let variables = prompt.variables.iter().map(|(name, value)| {
+            let value = match value {
+                PlainValue::Flag(flag) => json!(flag),
+                PlainValue::Number(number) => json!(number),
+                PlainValue::Text(text) => json!(text),
+            };
+            (name.clone(), value)
+        });
+        let ending = match prompt.messages.last() {
+            _ if prompt.add_generation_prompt => Ending::Answer,
+            Some(last) if last.role == motley_gateway::Role::Assistant => {
+                Ending::Continue(last.content.trim_end().to_owned())
+            }
+            _ => Ending::Closed,
+        };
+        Self {
+            messages: prompt.messages.iter().map(|message| as_json(message, abilities)).collect(),
+            tools: tools.collect(),
+            variables: variables.collect(),
+            ending,
+        }
+    }
+}
+
+fn as_json(message: &ChatMessage, abilities: TemplateAbilities) -> Json {
+    let mut fields = Map::new();
+    fields.insert("role".to_owned(), json!(message.role.as_str()));
+    fields.insert("content".to_owned(), json!(message.content));
+    for (name, value) in [
+        ("name", &message.name),
+        ("reasoning_content", &message.reasoning),
+        ("tool_call_id", &message.tool_call_id),
+    ] {
+        if let Some(value) = value {
+            fields.insert(name.to_owned(), json!(value));
+        }
+    }
+    if !message.tool_calls.is_empty() {
+        let calls: Vec<Json> =
+            message.tool_calls.iter().map(|call| call_as_json(call, abilities)).collect();
+        fields.insert("tool_calls".to_owned(), Json::Array(calls));
+    }
+    Json::Object(fields)
+}
+
+fn call_as_json(call: &ToolCall, abilities: TemplateAbilities) -> Json {
+    let parsed = serde_json::from_str(&call.arguments).ok();
+    let arguments = match parsed {
+        Some(value @ Json::Object(_)) if abilities.object_arguments => value,
+        _ => Json::String(call.arguments.clone()),
+    };
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": { "name": call.name, "arguments": arguments },
+    })
+}
+
+/// A rendered prompt, perhaps cut so that its last turn stays open.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    prompt: RenderedPrompt,
+    /// Bytes of the text that count.
+    bytes: usize,
+}
+
+impl Rendered {
+    /// Its tokens. Control tokens are read only where the template wrote them.
+    ///
+    /// # Errors
+    /// When the text is too long to count.
+    pub(crate) fn tokens(&self, vocabulary: &Vocabulary) -> anyhow::Result<Vec<Token>> {
+        let mut left = self.bytes;
+        let segments = self.prompt.segments().into_iter().filter_map(|segment| {
+            let text = &segment.text[..segment.text.len().min(left)];
+            left -= text.len();
+            (!text.is_empty()).then_some(PromptSegment { text, ..segment })
+        });
+        tokens_of(&segments.collect::<Vec<_>>(), vocabulary)
+    }
+
+    /// Its text.
+    pub(crate) fn into_text(self) -> String {
+        self.prompt.text()[..self.bytes].to_owned()
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use motley_engine::{SamplingOptions, SamplingParameters, StopMatcher, StopVerdict, TextStream};
 use motley_ggml::{Token, Vocabulary};
 
-use crate::driver::{Answer, Driver, Event, FinishReason, Request, SubmitError};
+use crate::driver::{Answer, CallerKey, Driver, Event, FinishReason, Request, SubmitError};
 use crate::failure::{Failure, Kind};
 use crate::interrupt::Interrupt;
 
@@ -103,11 +103,20 @@ impl Session<'_> {
         let answer_tokens_max = options.tokens_max.unwrap_or(usize::MAX);
         let begun = Instant::now();
         self.interrupt.catch();
-        let answer = self
+        let (listener, answer) = Answer::channel();
+        let submitted = self
             .driver
-            .submit(Request { prompt, parameters, answer_tokens_max })
+            .submit(Request {
+                id: String::new(),
+                caller: CallerKey::default(),
+                priority: 0,
+                prompt,
+                parameters,
+                answer_tokens_max,
+                listener: Box::new(listener),
+            })
             .map_err(submit_failure);
-        let given = answer.and_then(|answer| {
+        let given = submitted.and_then(|()| {
             let speed = Speed::new(prompt_tokens, begun);
             Listener::new(self, &answer, stop, speed).listen(show)
         });
@@ -175,9 +184,9 @@ impl<'l> Listener<'l> {
     /// Takes one event; gives the ending when it is the last.
     fn take(&mut self, event: Event) -> Result<Option<Ending>, Failure> {
         match event {
-            Event::Prefilled { cached_tokens, time } => {
-                self.speed.cached_tokens = cached_tokens;
-                self.speed.prompt_time = time;
+            Event::Prefilled(prefill) => {
+                self.speed.cached_tokens = prefill.cached_tokens;
+                self.speed.prompt_time = prefill.time;
                 self.speed.first_token = Some(Instant::now());
                 Ok(None)
             }
@@ -194,12 +203,12 @@ impl<'l> Listener<'l> {
                     _ => None,
                 })
             }
-            Event::Finished { reason, tokens, time } => {
-                self.speed.tokens = tokens;
-                self.speed.answer_time = time;
-                Ok(Some(Ending::Finished(reason)))
+            Event::Ended(outcome) => {
+                let ended = outcome?;
+                self.speed.tokens = ended.tokens;
+                self.speed.answer_time = ended.time;
+                Ok(Some(Ending::Finished(ended.reason)))
             }
-            Event::Failed(error) => Err(error.into()),
         }
     }
 
@@ -223,7 +232,9 @@ fn submit_failure(error: SubmitError) -> Failure {
             Failure::new(Kind::Refused, error).hint(hint)
         }
         SubmitError::EmptyPrompt => Failure::new(Kind::Usage, error),
-        SubmitError::Busy | SubmitError::Stopped => Failure::from(error),
+        SubmitError::Busy { .. } | SubmitError::CallerBusy { .. } | SubmitError::Stopped => {
+            Failure::from(error)
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use motley_gateway::{
-    Abilities, Alternative, Backend, BackendMetrics, ChatPrompt, Constraint, Content, Delta, Drawn,
-    EmbeddingRequest, Failure, FinishReason, Finished, GenerationRequest, Health, ModelCard,
+    Abilities, Alternative, Backend, BackendMetrics, ChatPrompt, ClusterState, Constraint, Content, Delta, Drawn,
+    EmbeddingRequest, Failure, FinishReason, Finished, GenerationRequest, Health, ModelCard, NodeState,
     Refusal, RenderedPrompt, Reply, Series, SeriesKind, SlotRequest, SlotState, SpecialTokens,
     Timings, TokenId, TokenSink, TokenStream, TokenUsage, ToolChoice,
 };
@@ -127,6 +127,21 @@ impl Backend for Fake {
                 samples: vec![(vec![("hop", "a-b".to_owned())], 7.0)],
             }],
         }
+    }
+
+    fn cluster(&self) -> ClusterState {
+        let node = NodeState {
+            name: "desk".to_owned(),
+            head: true,
+            state: "serving".to_owned(),
+            layers: vec![(0, 4)],
+            memory_budget_bytes: 1_000,
+            memory_used_bytes: 400,
+            busy_ratio: Some(0.5),
+            step: Some(Duration::from_micros(250)),
+            ..NodeState::default()
+        };
+        ClusterState { epoch: 3, change: None, groups: 1, rounds: 1, nodes: vec![node] }
     }
 
     fn tokenize(&self, _: String, text: String, special: SpecialTokens) -> Reply<'_, Vec<TokenId>> {

@@ -107,3 +107,9 @@ async fn metrics_count_what_happened() {
     }
     assert!(!Client::new().get("/metrics").await.text.contains("vllm:"));
 }
+
+#[tokio::test]
+async fn the_cluster_is_shown_to_administrators() {
+    let client = Client::new();
+    expect![[r#"{"epoch":3,"change":null,"groups":1,"rounds":1,"nodes":[{"name":"desk","id":"","address":"","head":true,"state":"serving","layers":[[0,4]],"memory_budget_bytes":1000,"memory_used_bytes":400,"round_trip_us":null,"busy_ratio":0.5,"step_us":250}]}"#]].assert_eq(&client.get("/cluster").await.text);
+}

@@ -14,7 +14,9 @@ use motley_ggml::{
 };
 use serde_json::json;
 
-use super::{Answer, Driver, Event, FinishReason, Loading, Request, SubmitError};
+use super::{
+    Answer, CallerKey, Deployment, Driver, Event, FinishReason, Loading, Request, SubmitError,
+};
 use crate::memory::{self, Usage};
 use crate::prompt::PromptMaker;
 
@@ -60,7 +62,8 @@ impl Fixture {
             threads: THREADS,
             layout: LayoutChoice::Plain,
         };
-        let loading = Loading::start(Arc::clone(&model), options).unwrap();
+        let deployment = Deployment::alone(Arc::clone(&model), options).unwrap();
+        let loading = Loading::start(deployment).unwrap();
         let vocabulary = model.vocabulary().unwrap();
         let driver = loading.finish(vocabulary.end_tokens()).unwrap();
         let logits = model.directory().hyper.vocabulary_size;
@@ -74,7 +77,17 @@ impl Fixture {
     fn submit(&self, prompt: Vec<Token>, answer_tokens_max: usize) -> Result<Answer, SubmitError> {
         let options = SamplingOptions { ignore_eos: true, ..SamplingOptions::greedy() };
         let parameters = SamplingParameters::new(options, self.logits).unwrap();
-        self.driver.submit(Request { prompt, parameters, answer_tokens_max })
+        let (listener, answer) = Answer::channel();
+        self.driver.submit(Request {
+            id: "test".to_owned(),
+            caller: CallerKey::default(),
+            priority: 0,
+            prompt,
+            parameters,
+            answer_tokens_max,
+            listener: Box::new(listener),
+        })?;
+        Ok(answer)
     }
 }
 
@@ -91,18 +104,18 @@ fn hear(answer: &Answer) -> Heard {
     let (mut cached, mut tokens) = (None, Vec::new());
     loop {
         match answer.next_within(PATIENCE).expect("an event in time") {
-            Event::Prefilled { cached_tokens, .. } => {
-                assert!(cached.replace(cached_tokens).is_none())
+            Event::Prefilled(prefill) => {
+                assert!(cached.replace(prefill.cached_tokens).is_none());
             }
             Event::Token(token) => tokens.push(token),
-            Event::Finished { reason, tokens: count, .. } => {
-                assert_eq!(count, tokens.len());
+            Event::Ended(outcome) => {
+                let ended = outcome.unwrap();
+                assert_eq!(ended.tokens, tokens.len());
                 let after = answer.next_within(PATIENCE);
-                assert!(matches!(after, Some(Event::Failed(_))), "the channel is closed");
+                assert!(matches!(after, Some(Event::Ended(Err(_)))), "the channel is closed");
                 let cached_tokens = cached.expect("the prompt was computed before the end");
-                return Heard { cached_tokens, tokens, reason };
+                return Heard { cached_tokens, tokens, reason: ended.reason };
             }
-            Event::Failed(error) => panic!("{error}"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use motley_engine::CacheElement;
+use motley_engine::{CacheElement, LayoutChoice};
 
 use crate::terminal;
 
@@ -122,4 +122,14 @@ impl CacheType {
 pub(crate) enum LayoutName {
     Measured,
     Plain,
+}
+
+impl LayoutName {
+    /// The engine's name for it.
+    pub(crate) fn choice(self) -> LayoutChoice {
+        match self {
+            Self::Measured => LayoutChoice::Measured,
+            Self::Plain => LayoutChoice::Plain,
+        }
+    }
 }

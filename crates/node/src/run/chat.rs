@@ -142,7 +142,7 @@ impl Chat {
                 note("(the context is full; /clear forgets the conversation)\n");
             }
             Ending::Finished(FinishReason::Length) => note("(cut off by num_predict)\n"),
-            Ending::Finished(FinishReason::End) | Ending::StopString => {}
+            Ending::Finished(FinishReason::End | FinishReason::Stop) | Ending::StopString => {}
         }
         if self.running.settings.verbose {
             self.running.report(&given);

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-pub(crate) use arguments::{Arguments, CacheType};
+pub(crate) use arguments::{Arguments, CacheType, LayoutName};
+pub(crate) use settings::random_seed;
 use settings::{Ask, Settings};
 
 use crate::failure::Failure;

@@ -4,18 +4,14 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
 
-use motley_engine::{CacheElement, LayoutChoice, SamplingOptions, SamplingParameters, StopMatcher};
-use motley_ggml::ThreadPool;
+use motley_engine::{CacheElement, SamplingOptions, SamplingParameters, StopMatcher};
 
-use super::arguments::{Arguments, CacheType, LayoutName};
+use super::arguments::{Arguments, CacheType};
 use crate::failure::{Failure, Kind};
-use crate::loading::{self, EngineWish};
+use crate::loading::EngineWish;
 use crate::session::AnswerOptions;
 use crate::store;
 use crate::terminal;
-
-/// Rows in one batch at most.
-const BATCH_ROWS_MAX: usize = 8192;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +57,7 @@ impl Settings {
 }
 
 /// A number that nobody chose, for those who gave no seed.
-pub(super) fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     // The standard library keys its hashers with the system's random numbers.
     let keyed = std::hash::RandomState::new().build_hasher().finish();
     // Short enough to be typed again.
@@ -104,32 +100,23 @@ fn ask(prompt: Option<String>) -> Result<Ask, Failure> {
 }
 
 fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
-    let threads = arguments.threads.unwrap_or_else(loading::threads_default);
-    if arguments.threads_batch.is_some_and(|batch| batch != threads) {
+    let wish =
+        EngineWish::new(arguments.threads, arguments.batch_size, arguments.ubatch_size, 1)?;
+    if arguments.threads_batch.is_some_and(|batch| batch != wish.threads) {
         return Err(Failure::usage("prompt and answer share one pool of threads")
-            .hint(format!("leave -tb out, or give -tb {threads}")));
+            .hint(format!("leave -tb out, or give -tb {}", wish.threads)));
     }
-    in_range("--threads", threads, ThreadPool::THREADS_MAX)?;
-    let batch_rows = arguments.batch_size.min(arguments.ubatch_size);
-    in_range("--batch-size", arguments.batch_size, usize::MAX)?;
-    in_range("--ubatch-size", batch_rows, BATCH_ROWS_MAX)?;
     let (keys, values) = (arguments.cache_type_k, arguments.cache_type_v);
-    let cache = keys.or(values).map_or(CacheElement::F16, CacheType::element);
     if keys.zip(values).is_some_and(|(keys, values)| keys != values) {
         return Err(Failure::usage("keys and values are cached in one type")
             .hint("give -ctk alone, or the same for -ctv"));
     }
     Ok(EngineWish {
         context_tokens: arguments.context,
-        slots: 1,
-        batch_rows,
-        cache,
-        threads,
-        layout: match arguments.layout {
-            LayoutName::Measured => LayoutChoice::Measured,
-            LayoutName::Plain => LayoutChoice::Plain,
-        },
+        cache: keys.or(values).map_or(CacheElement::F16, CacheType::element),
+        layout: arguments.layout.choice(),
         memory_budget_bytes: arguments.memory,
+        ..wish
     })
 }
 
@@ -163,12 +150,4 @@ fn answer_options(arguments: &Arguments) -> Result<AnswerOptions, Failure> {
         .map_err(|error| Failure::new(Kind::Usage, error))?;
     StopMatcher::new(&arguments.stop).map_err(|error| Failure::new(Kind::Usage, error))?;
     Ok(AnswerOptions { sampling, tokens_max, stop: arguments.stop.clone() })
-}
-
-fn in_range(option: &str, value: usize, most: usize) -> Result<(), Failure> {
-    if (1..=most).contains(&value) {
-        return Ok(());
-    }
-    let range = if most == usize::MAX { "1 or more".to_owned() } else { format!("1 to {most}") };
-    Err(Failure::usage(format!("{option} must be {range}, not {value}")))
 }

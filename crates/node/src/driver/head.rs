@@ -1,0 +1,346 @@
+//! The loop of the engine thread at a ring's head: admit, send micro-batches on their way, compute
+//! this device's stops, choose tokens.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use motley_engine::{Engine, Sampler};
+use motley_ggml::Token;
+use motley_ring::{
+    Accepted, Ask, Assignment, CallerId, Computed, Member, MicroBatch, MicroBatchId, Next, Ready,
+    RequestId, ReuseRule, Scheduler, SchedulerOptions, SlotPhase, SubmitRefused, Work,
+};
+
+use super::listener::{AnswerError, FinishReason};
+use super::sequence::{Chosen, Sequence};
+use super::{Busy, DriverState, Job, Message};
+use crate::stage::{Arrival, Links, Payload, Scratch};
+
+/// How long the thread waits before it looks again for readers that are behind or gone.
+const REST: Duration = Duration::from_millis(1);
+
+/// How long it waits for a frame before it looks for readers that are gone.
+const LOOK_AROUND: Duration = Duration::from_millis(20);
+
+/// An engine with its part of the ring, and all sequences.
+pub(super) struct Head {
+    engine: Engine,
+    sampler: Sampler,
+    member: Member<Payload>,
+    links: Links,
+    scheduler: Scheduler,
+    sequences: BTreeMap<RequestId, Sequence>,
+    next_request: u64,
+    reused: Reused,
+    shown: Arc<Mutex<DriverState>>,
+    counted: Counted,
+}
+
+/// Values that steps fill again and again, so that none is allocated per token.
+#[derive(Debug, Default)]
+struct Reused {
+    scratch: Scratch,
+    micro_batch: MicroBatch,
+    ready: Vec<Ready>,
+    tokens: Vec<Token>,
+    product: Vec<f32>,
+}
+
+/// Totals since the start.
+#[derive(Debug, Default)]
+struct Counted {
+    prefix_queried_tokens: u64,
+    prefix_hit_tokens: u64,
+    steps: u64,
+    busy: Duration,
+}
+
+impl Head {
+    pub(super) fn new(
+        engine: Engine,
+        sampler: Sampler,
+        assignment: Arc<Assignment>,
+        links: Links,
+        shown: Arc<Mutex<DriverState>>,
+    ) -> Self {
+        let reuse = reuse_rule(&engine);
+        let options = SchedulerOptions::of_assignment(&assignment, reuse);
+        // Requests are counted when they are submitted; here all of them find a place.
+        let options = SchedulerOptions {
+            waiting_max: u32::MAX,
+            waiting_per_caller_max: u32::MAX,
+            ..options
+        };
+        let head = assignment.route().head();
+        Self {
+            engine,
+            sampler,
+            member: Member::new(head, assignment),
+            links,
+            scheduler: Scheduler::new(options),
+            sequences: BTreeMap::new(),
+            next_request: 0,
+            reused: Reused::default(),
+            shown,
+            counted: Counted::default(),
+        }
+    }
+
+    /// Answers requests until `stop` is set or nobody can send any more.
+    pub(super) fn serve(mut self, inbox: &Receiver<Message>, stop: &AtomicBool) {
+        let mut idle = true;
+        while !stop.load(Ordering::Relaxed) && self.take_messages(inbox, idle) {
+            self.look_after_readers();
+            self.begin_micro_batches();
+            idle = match self.member.next_work() {
+                Some(work) => {
+                    self.compute(work);
+                    false
+                }
+                None => true,
+            };
+            self.show();
+        }
+        for (_, sequence) in std::mem::take(&mut self.sequences) {
+            sequence.end(Err(AnswerError::Stopped));
+        }
+    }
+
+    /// Takes all messages that have come; false when none can come any more. With nothing to
+    /// compute the thread sleeps until one comes.
+    fn take_messages(&mut self, inbox: &Receiver<Message>, idle: bool) -> bool {
+        if idle {
+            let message = match self.patience() {
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(patience) => inbox.recv_timeout(patience),
+            };
+            match message {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match inbox.try_recv() {
+                Ok(message) => self.take(message),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// How long to wait for a message when there is nothing to compute; for ever when nothing
+    /// runs.
+    fn patience(&self) -> Option<Duration> {
+        let counts = self.scheduler.counts();
+        match (self.sequences.is_empty(), counts.micro_batches) {
+            (true, _) => None,
+            // Only readers who are behind hold the others up.
+            (false, 0) => Some(REST),
+            (false, _) => Some(LOOK_AROUND),
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Job(job) => self.submit(*job),
+            Message::Ring(Arrival::Frame { from, header, batch, payload }) => {
+                match self.member.handle_frame(from, &header, batch, payload) {
+                    Ok(Accepted::Queued | Accepted::Dropped) => {}
+                    Ok(Accepted::Forward(outgoing)) => self.links.send(outgoing),
+                    Err(refused) => {
+                        let error = AnswerError::Ring(refused.to_string().into());
+                        self.fail(header.micro_batch, &error);
+                    }
+                }
+            }
+            Message::Ring(Arrival::StepFailed { micro_batch, cause }) => {
+                self.fail(micro_batch, &AnswerError::Ring(cause.into()));
+            }
+            Message::Ring(Arrival::Lost { node }) => {
+                let mut ended = Vec::new();
+                self.scheduler.lost_all(&mut ended);
+                let waiting: Vec<RequestId> = self.sequences.keys().copied().collect();
+                for request in waiting {
+                    self.scheduler.finish(request);
+                    self.end(request, Err(AnswerError::NodeLost { node: node.clone() }));
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, job: Job) {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let ask = Ask {
+            request,
+            caller: CallerId(job.request.caller.caller.unwrap_or(0)),
+            cache_salt: Some(job.request.caller.prefix),
+            prompt: job.request.prompt.iter().map(|token| token.cast_unsigned()).collect(),
+            tokens_max: u32::try_from(job.request.answer_tokens_max.max(1)).unwrap_or(u32::MAX),
+            priority: job.request.priority,
+            prompt_logits: false,
+        };
+        let sequence = Sequence::new(job);
+        match self.scheduler.submit(ask) {
+            Ok(()) => drop(self.sequences.insert(request, sequence)),
+            Err(refused) => sequence.end(Err(AnswerError::Refused(refused_as_error(&refused)))),
+        }
+    }
+
+    /// Ends requests that nobody reads, and lets those rest whose readers are behind.
+    fn look_after_readers(&mut self) {
+        let Self { sequences, scheduler, .. } = self;
+        sequences.retain(|request, sequence| {
+            if sequence.is_abandoned() {
+                scheduler.finish(*request);
+                return false;
+            }
+            let behind = !sequence.has_room();
+            if sequence.set_resting(behind) {
+                scheduler.rest(*request, behind);
+            }
+            true
+        });
+    }
+
+    fn begin_micro_batches(&mut self) {
+        let micro_batch = &mut self.reused.micro_batch;
+        while self.scheduler.next_batch(micro_batch) {
+            for request in &micro_batch.requests {
+                if let Some(sequence) = self.sequences.get_mut(request)
+                    && sequence.admit()
+                {
+                    let cached = self.scheduler.cached_tokens(*request).unwrap_or(0);
+                    self.counted.prefix_queried_tokens += sequence.prompt_tokens as u64;
+                    self.counted.prefix_hit_tokens += u64::from(cached);
+                }
+            }
+            let tokens = micro_batch.tokens.iter().map(|token| token.cast_signed()).collect();
+            let batch = std::mem::take(&mut micro_batch.batch);
+            self.member
+                .begin(micro_batch.id, batch, Payload::Tokens(tokens))
+                .expect("the scheduler keeps to the plan that the member follows");
+        }
+    }
+
+    fn compute(&mut self, work: Work<Payload>) {
+        let began = Instant::now();
+        let mut product = std::mem::take(&mut self.reused.product);
+        let computed = self.reused.scratch.compute(&mut self.engine, &work, &mut product);
+        self.counted.busy += began.elapsed();
+        self.counted.steps += 1;
+        if let Err(error) = computed {
+            let micro_batch = work.micro_batch;
+            self.member.failed(&work);
+            self.fail(micro_batch, &AnswerError::Step(Arc::new(error)));
+            return;
+        }
+        match self.member.computed(work, Payload::Values(product)) {
+            Computed::Send(outgoing) => self.links.send(outgoing),
+            Computed::Done { micro_batch, product, .. } => {
+                self.account(micro_batch, product.values());
+                if let Payload::Values(values) = product {
+                    self.reused.product = values;
+                }
+            }
+        }
+    }
+
+    /// Chooses a token for every sequence whose logits came back.
+    fn account(&mut self, micro_batch: MicroBatchId, logits: &[f32]) {
+        let vocabulary_size = self.engine.hyper().vocabulary_size;
+        let mut ready = std::mem::take(&mut self.reused.ready);
+        self.scheduler.completed(micro_batch, &mut ready);
+        for row in ready.iter().filter(|row| row.chooses) {
+            let index = (row.first_row + row.rows - 1) as usize;
+            let logits = &logits[index * vocabulary_size..][..vocabulary_size];
+            self.choose(row.request, logits);
+        }
+        self.reused.ready = ready;
+    }
+
+    fn choose(&mut self, request: RequestId, logits: &[f32]) {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        let Some(so_far) = self.scheduler.tokens(request) else { return };
+        let tokens = &mut self.reused.tokens;
+        tokens.clear();
+        tokens.extend(so_far.iter().map(|token| token.cast_signed()));
+        let cached = self.scheduler.cached_tokens(request).unwrap_or(0) as usize;
+        let outcome = match sequence.choose(logits, tokens, cached, &mut self.sampler) {
+            Chosen::Token(token) => {
+                match self.scheduler.push_token(request, token.cast_unsigned()) {
+                    Next::GoOn => return,
+                    Next::LengthReached => Ok(FinishReason::Length),
+                    Next::ContextFull => Ok(FinishReason::ContextFull),
+                }
+            }
+            Chosen::End(outcome) => outcome,
+        };
+        self.scheduler.finish(request);
+        self.end(request, outcome);
+    }
+
+    /// Ends the sequences of a micro-batch that failed.
+    fn fail(&mut self, micro_batch: MicroBatchId, error: &AnswerError) {
+        let mut ended = Vec::new();
+        self.scheduler.failed(micro_batch, &mut ended);
+        for request in ended {
+            self.end(request, Err(error.clone()));
+        }
+    }
+
+    fn end(&mut self, request: RequestId, outcome: Result<FinishReason, AnswerError>) {
+        if let Some(sequence) = self.sequences.remove(&request) {
+            sequence.end(outcome);
+        }
+    }
+
+    /// Publishes what the slots are doing.
+    fn show(&self) {
+        let mut held_tokens = 0;
+        let slots = self.scheduler.slot_states().into_iter().map(|slot| {
+            held_tokens += slot.computed_tokens as usize;
+            let request = slot.request.filter(|_| slot.phase != SlotPhase::Ending)?;
+            let sequence = self.sequences.get(&request)?;
+            Some(Busy {
+                id: Arc::clone(&sequence.id),
+                prompt_tokens: sequence.prompt_tokens,
+                prefilled_tokens: (slot.computed_tokens as usize).min(sequence.prompt_tokens),
+                answer_tokens: sequence.answer_tokens(),
+                answer_tokens_max: sequence.answer_tokens_max,
+            })
+        });
+        let slots = slots.collect();
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        *shown = DriverState {
+            slots,
+            waiting: 0,
+            held_tokens,
+            prefix_queried_tokens: self.counted.prefix_queried_tokens,
+            prefix_hit_tokens: self.counted.prefix_hit_tokens,
+            micro_batches: self.scheduler.counts().micro_batches as usize,
+            steps: self.counted.steps,
+            busy: self.counted.busy,
+        };
+    }
+}
+
+/// How far a slot can go back on every member of the ring, in the scheduler's terms.
+fn reuse_rule(engine: &Engine) -> ReuseRule {
+    let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+    match engine.reuse_rule().window_and_kept() {
+        None => ReuseRule::Anywhere,
+        Some((window, kept)) => {
+            ReuseRule::SlidingWindow { window_tokens: count(window), kept_tokens: count(kept) }
+        }
+    }
+}
+
+/// Requests are counted and measured before they come here, so that a refusal is a fault of ours.
+fn refused_as_error(refused: &SubmitRefused) -> Arc<str> {
+    refused.to_string().into()
+}

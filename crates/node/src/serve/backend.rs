@@ -1,0 +1,292 @@
+//! The gateway's backend: one model on the driver of this process.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use motley_engine::{SamplingOptions, SamplingParameters, StopMatcher};
+use motley_gateway::{
+    Backend, BackendMetrics, Caller, ChatPrompt, ClusterState, Constraint, EmbeddingRequest,
+    Failure, GenerationRequest, Health, ModelCard, Refusal, RenderedPrompt, Reply, SlotRequest, SlotState,
+    SpecialTokens, TokenId, TokenStream, ToolChoice,
+};
+use motley_ggml::{Token, Vocabulary};
+
+use super::card;
+use super::listener::{PIECES_WAITING_MAX, SinkListener, count, token_id};
+use super::settings::Settings;
+use crate::driver::{CallerKey, Driver, Request, SubmitError};
+use crate::loading::Ready;
+use crate::prompt::{Conversation, PromptMaker};
+use crate::run::random_seed;
+
+/// When a client that was refused may try again.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// Text that is tokenized on the thread that read the request; longer text gets its own.
+const TEXT_BYTES_AT_ONCE: usize = 16 * 1024;
+
+/// One model on one driver.
+pub(super) struct EngineBackend {
+    card: ModelCard,
+    vocabulary: Arc<Vocabulary>,
+    prompts: Arc<PromptMaker>,
+    driver: Driver,
+    /// Logits of the model, which may be more than its vocabulary has tokens.
+    logits: usize,
+    /// Turns a caller's key and salt into what the driver tells callers apart by.
+    caller_hash: RandomState,
+}
+
+impl EngineBackend {
+    /// A backend for a loaded model.
+    ///
+    /// # Errors
+    /// When the model's chat template does not parse.
+    pub(super) fn new(ready: Ready, settings: &Settings) -> anyhow::Result<Self> {
+        let Ready { model, vocabulary, driver } = ready;
+        let directory = model.directory();
+        let prompts = PromptMaker::new(&directory.description, &vocabulary)?;
+        let stem = model.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = settings.alias.clone().unwrap_or(stem);
+        let context_tokens = count(driver.facts().context_tokens);
+        Ok(Self {
+            card: card::card(&model, &prompts, name, context_tokens)?,
+            vocabulary: Arc::new(vocabulary),
+            prompts: Arc::new(prompts),
+            logits: directory.hyper.vocabulary_size,
+            driver,
+            caller_hash: RandomState::new(),
+        })
+    }
+
+    /// Name of the model.
+    pub(super) fn name(&self) -> &str {
+        &self.card.id
+    }
+
+    fn caller(&self, caller: &Caller) -> CallerKey {
+        CallerKey {
+            caller: caller.key.map(|key| u64::from(key.0) + 1),
+            prefix: self.caller_hash.hash_one((caller.key.map(|key| key.0), &caller.cache_salt)),
+        }
+    }
+
+    fn start(&self, request: GenerationRequest) -> Result<TokenStream, Refusal> {
+        refuse_unsupported(&request)?;
+        let mut prompt = tokens(&request.prompt)?;
+        if prompt.is_empty() {
+            let begin = self.vocabulary.begin_of_text();
+            prompt.push(begin.ok_or_else(|| unsupported("prompt", "an empty prompt"))?);
+        }
+        let options = sampling_options(&request, self.card.context_tokens)?;
+        let parameters = SamplingParameters::new(options, self.logits)
+            .map_err(|error| unsupported(error.field(), error.to_string()))?;
+        let stop = StopMatcher::new(&request.stop.texts)
+            .map_err(|error| unsupported("stop", error.to_string()))?;
+        let (sink, stream) = TokenStream::channel(PIECES_WAITING_MAX);
+        let prompt_tokens = count(prompt.len());
+        let listener = SinkListener::new(sink, Arc::clone(&self.vocabulary), stop, prompt_tokens);
+        let answer_tokens = request.length.tokens_max;
+        let submitted = self.driver.submit(Request {
+            id: request.id,
+            caller: self.caller(&request.caller),
+            priority: request.priority,
+            prompt,
+            parameters,
+            answer_tokens_max: answer_tokens as usize,
+            listener: Box::new(listener),
+        });
+        match submitted {
+            Ok(()) => Ok(stream),
+            Err(SubmitError::PromptTooLong { context_tokens, .. }) => {
+                Err(Refusal::ContextExceeded {
+                    prompt_tokens,
+                    answer_tokens,
+                    context_tokens: count(context_tokens),
+                })
+            }
+            Err(SubmitError::EmptyPrompt) => Err(unsupported("prompt", "an empty prompt")),
+            Err(SubmitError::Busy { waiting }) => {
+                Err(Refusal::QueueFull { waiting: count(waiting), retry_after: RETRY_AFTER })
+            }
+            Err(SubmitError::CallerBusy { waiting }) => {
+                Err(Refusal::KeyQueueFull { waiting: count(waiting), retry_after: RETRY_AFTER })
+            }
+            Err(SubmitError::Stopped) => Err(Refusal::Failed(Failure::Stopping)),
+        }
+    }
+}
+
+impl Backend for EngineBackend {
+    fn models(&self) -> Vec<ModelCard> {
+        vec![self.card.clone()]
+    }
+
+    fn health(&self) -> Health {
+        Health::Ready
+    }
+
+    fn slots(&self) -> Vec<SlotState> {
+        let context_tokens = self.card.context_tokens;
+        let state = self.driver.state();
+        (0_u32..)
+            .zip(state.slots)
+            .map(|(slot, busy)| {
+                let request = busy.map(|busy| SlotRequest {
+                    id: busy.id.to_string(),
+                    prompt_tokens: count(busy.prompt_tokens),
+                    prefilled_tokens: count(busy.prefilled_tokens),
+                    drawn_tokens: count(busy.answer_tokens),
+                    tokens_max: count(busy.answer_tokens_max),
+                });
+                SlotState { slot, context_tokens, request }
+            })
+            .collect()
+    }
+
+    fn metrics(&self) -> BackendMetrics {
+        let state = self.driver.state();
+        let held: usize = state.held_tokens;
+        let capacity = state.slots.len() * self.driver.facts().context_tokens;
+        let used = held as f64 / capacity.max(1) as f64;
+        BackendMetrics {
+            running: count(state.slots.iter().flatten().count()),
+            waiting: count(state.waiting),
+            kv_used_ratio: BTreeMap::from([("local".to_owned(), used)]),
+            prefix_queried_tokens: state.prefix_queried_tokens,
+            prefix_hit_tokens: state.prefix_hit_tokens,
+            preemptions: 0,
+            migrations: BTreeMap::new(),
+            more: Vec::new(),
+        }
+    }
+
+    fn cluster(&self) -> ClusterState {
+        ClusterState::default()
+    }
+
+    fn tokenize(
+        &self,
+        _model: String,
+        text: String,
+        special: SpecialTokens,
+    ) -> Reply<'_, Vec<TokenId>> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let bytes = text.len();
+        Box::pin(at_leisure(bytes, move || {
+            let tokens = vocabulary
+                .tokenize(&text, special.add, special.parse)
+                .map_err(|error| compute_failure(&error))?;
+            Ok(tokens.into_iter().map(token_id).collect())
+        }))
+    }
+
+    fn detokenize(&self, _model: String, ids: Vec<TokenId>) -> Reply<'_, Vec<u8>> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        Box::pin(at_leisure(ids.len(), move || {
+            let mut bytes = Vec::new();
+            for token in tokens(&ids)? {
+                vocabulary
+                    .append_bytes(token, true, &mut bytes)
+                    .map_err(|error| unsupported("tokens", error.to_string()))?;
+            }
+            Ok(bytes)
+        }))
+    }
+
+    fn apply_template(&self, _model: String, prompt: ChatPrompt) -> Reply<'_, RenderedPrompt> {
+        let (vocabulary, prompts) = (Arc::clone(&self.vocabulary), Arc::clone(&self.prompts));
+        let bytes = prompt.messages.iter().map(|message| message.content.len()).sum();
+        Box::pin(at_leisure(bytes, move || {
+            let conversation = Conversation::from_prompt(&prompt, prompts.abilities());
+            let problem = |error: anyhow::Error| Refusal::Template { problem: format!("{error:#}") };
+            let rendered = prompts.render(&conversation).map_err(problem)?;
+            let tokens = rendered.tokens(&vocabulary).map_err(|error| {
+                Refusal::Failed(Failure::Compute { cause: format!("{error:#}") })
+            })?;
+            let tokens = tokens.into_iter().map(token_id).collect();
+            Ok(RenderedPrompt { text: rendered.into_text(), tokens })
+        }))
+    }
+
+    fn submit(&self, request: GenerationRequest) -> Reply<'_, TokenStream> {
+        Box::pin(async move { self.start(request) })
+    }
+
+    fn embed(&self, _request: EmbeddingRequest) -> Reply<'_, Vec<Vec<f32>>> {
+        Box::pin(async { Err(unsupported("model", "embeddings")) })
+    }
+}
+
+/// Runs work that grows with `bytes` where it holds nobody up.
+async fn at_leisure<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    if bytes <= TEXT_BYTES_AT_ONCE {
+        return work();
+    }
+    let abandoned = |_| Refusal::Failed(Failure::Abandoned);
+    tokio::task::spawn_blocking(work).await.map_err(abandoned)?
+}
+
+/// What the engine cannot do yet is refused, never ignored.
+fn refuse_unsupported(request: &GenerationRequest) -> Result<(), Refusal> {
+    if request.constraint != Constraint::Free {
+        return Err(unsupported("response_format", "a forced form of the answer"));
+    }
+    if let Some(tools) = &request.tools
+        && tools.choice != ToolChoice::Auto
+    {
+        return Err(unsupported("tool_choice", "a forced tool call"));
+    }
+    if request.logprobs.prompt {
+        return Err(unsupported("logprobs", "probabilities of the prompt's tokens"));
+    }
+    Ok(())
+}
+
+fn sampling_options(
+    request: &GenerationRequest,
+    context_tokens: u32,
+) -> Result<SamplingOptions, Refusal> {
+    let sampling = &request.sampling;
+    let mut logit_bias = Vec::with_capacity(sampling.logit_bias.len());
+    for (token, bias) in &sampling.logit_bias {
+        logit_bias.push((token_of(*token)?, *bias));
+    }
+    Ok(SamplingOptions {
+        temperature: sampling.temperature,
+        top_k: sampling.top_k.unwrap_or(0),
+        top_p: sampling.top_p,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        repetition_window: context_tokens,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        logit_bias,
+        seed: sampling.seed.unwrap_or_else(random_seed),
+        top_logprobs: request.logprobs.drawn.map(u32::from),
+        ignore_eos: request.length.ignore_end,
+        min_tokens: request.length.tokens_min,
+        stop_token_ids: tokens(&request.stop.tokens)?,
+    })
+}
+
+fn tokens(ids: &[TokenId]) -> Result<Vec<Token>, Refusal> {
+    ids.iter().copied().map(token_of).collect()
+}
+
+fn token_of(id: TokenId) -> Result<Token, Refusal> {
+    Token::try_from(id.0).map_err(|_| unsupported("tokens", format!("token {}", id.0)))
+}
+
+fn unsupported(param: impl Into<String>, feature: impl Into<String>) -> Refusal {
+    Refusal::Unsupported { param: param.into(), feature: feature.into() }
+}
+
+fn compute_failure(error: &motley_ggml::VocabularyError) -> Refusal {
+    Refusal::Failed(Failure::Compute { cause: error.to_string() })
+}

@@ -1,0 +1,123 @@
+//! The second stage of the arguments of `motley serve`: what the words mean together.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use motley_gateway::{BindPolicy, BindRefused, KeyDigest, KeyRing, Scope};
+
+use super::arguments::Arguments;
+use crate::failure::{Failure, Kind};
+use crate::loading::EngineWish;
+use crate::store;
+
+/// Bytes of a file of keys at most.
+const KEY_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Characters that a key has at least, so that it cannot be guessed.
+const KEY_CHARACTERS_MIN: usize = 8;
+
+/// What `motley serve` is to do, free of contradictions.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) path: PathBuf,
+    pub(super) alias: Option<String>,
+    pub(super) address: SocketAddr,
+    pub(super) keys: KeyRing,
+    pub(super) host_names: Vec<String>,
+    pub(super) allowed_origins: Vec<String>,
+    pub(super) vllm_metrics: bool,
+    pub(super) engine: EngineWish,
+    pub(super) verbose: bool,
+}
+
+impl Settings {
+    /// Joins words, options and files of keys.
+    ///
+    /// # Errors
+    /// When they contradict each other, name nothing that exists, or would open the models to
+    /// everyone.
+    pub(super) fn new(arguments: Arguments) -> Result<Self, Failure> {
+        let model = match (&arguments.model, &arguments.word) {
+            (Some(_), Some(_)) => {
+                return Err(Failure::usage("the model is given twice, by --model and by a word"));
+            }
+            (Some(model), None) | (None, Some(model)) => model.clone(),
+            (None, None) => {
+                return Err(Failure::usage("no model is named").hint("motley serve MODEL.gguf"));
+            }
+        };
+        let keys = keys(&arguments)?;
+        let address = SocketAddr::new(arguments.host, arguments.port);
+        let policy = BindPolicy {
+            insecure_no_auth: arguments.insecure_no_auth,
+            public_confirmed: arguments.public,
+        };
+        policy.check(address, &keys).map_err(bind_refused)?;
+        let engine = EngineWish::new(
+            arguments.threads,
+            arguments.batch_size,
+            arguments.ubatch_size,
+            arguments.parallel,
+        )?;
+        let folder = store::folder(arguments.models);
+        Ok(Self {
+            path: store::resolve(&model, folder.as_deref())?,
+            alias: arguments.alias,
+            address,
+            keys,
+            host_names: arguments.host_name,
+            allowed_origins: arguments.allow_origin,
+            vllm_metrics: arguments.metrics_compat.is_some(),
+            engine: EngineWish {
+                context_tokens: arguments.context,
+                cache: arguments.cache_type_k.element(),
+                layout: arguments.layout.choice(),
+                memory_budget_bytes: arguments.memory,
+                ..engine
+            },
+            verbose: arguments.verbose,
+        })
+    }
+}
+
+fn bind_refused(refused: BindRefused) -> Failure {
+    let failure = Failure::new(Kind::Refused, refused);
+    match refused {
+        BindRefused::NoKey { .. } => failure.hint("--api-key KEY sets one"),
+        BindRefused::PublicUnconfirmed { .. } => failure.hint("--public confirms it"),
+    }
+}
+
+/// The keys of options and file; each may ask models and see what others do.
+fn keys(arguments: &Arguments) -> Result<KeyRing, Failure> {
+    let mut ring = KeyRing::new();
+    let from_file = arguments.api_key_file.as_deref().map(keys_in).transpose()?;
+    for key in arguments.api_key.iter().chain(from_file.iter().flatten()) {
+        if key.chars().count() < KEY_CHARACTERS_MIN {
+            return Err(Failure::usage(format!(
+                "an API key has fewer than {KEY_CHARACTERS_MIN} characters"
+            )));
+        }
+        ring.add(KeyDigest::of(key), Scope::Admin);
+    }
+    Ok(ring)
+}
+
+/// The lines of a file of keys; empty ones and those that begin with `#` say nothing.
+fn keys_in(path: &Path) -> Result<Vec<String>, Failure> {
+    let told = || format!("cannot read the keys in {}", path.display());
+    let length = fs::metadata(path).with_context(told)?.len();
+    if length > KEY_FILE_BYTES_MAX {
+        return Err(Failure::usage(format!("{}: {length} bytes are no file of keys", told())));
+    }
+    let text = fs::read_to_string(path).with_context(told)?;
+    let lines = text.lines().map(str::trim);
+    let keys: Vec<String> =
+        lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect();
+    if keys.is_empty() {
+        return Err(Failure::usage(format!("{} holds no key", path.display())));
+    }
+    Ok(keys)
+}
