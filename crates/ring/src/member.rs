@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::assignment::Assignment;
-use crate::batch::{Batch, MicroBatchId, SlotIndex};
+use crate::batch::{Batch, MicroBatchId, Run, SlotIndex};
 use crate::frame::{Epoch, FrameHeader};
 use crate::limits::MICRO_BATCHES_MAX;
 use crate::route::{MemberIndex, Stop};
@@ -168,8 +168,31 @@ pub struct Member<P> {
 struct Visit<P> {
     stop: u32,
     queue: VecDeque<Work<P>>,
-    /// Positions of each slot that have passed; empty where nothing is cached.
+    /// Positions of each slot that have passed, also where nothing is cached: a chunk that failed
+    /// here must not be followed by the next.
     filled: Vec<u32>,
+}
+
+impl<P> Visit<P> {
+    /// Rows of a batch were not computed.
+    fn forget(&mut self, batch: &Batch) {
+        for run in batch.runs() {
+            if let Some(filled) = self.filled.get_mut(run.slot.0 as usize) {
+                *filled = (*filled).min(run.first_position);
+            }
+        }
+    }
+
+    /// Whether rows that a batch builds on are missing, or will be.
+    fn misses_rows(&self, batch: &Batch) -> bool {
+        batch.runs().iter().any(|run| self.gap(run).is_some())
+    }
+
+    /// How many positions there are, if a run begins after them.
+    fn gap(&self, run: &Run) -> Option<u32> {
+        let filled = *self.filled.get(run.slot.0 as usize)?;
+        (!run.fresh && run.first_position > filled).then_some(filled)
+    }
 }
 
 impl<P> Member<P> {
@@ -182,9 +205,11 @@ impl<P> Member<P> {
         assert!(index.0 < assignment.route().members(), "a member of the route");
         let stops = assignment.route().stops().iter().enumerate();
         let own = stops.filter(|(_, stop)| stop.member == index && !stop.forwards());
-        let visits = own.map(|(number, stop)| {
-            let cached = if stop.layers.is_empty() { 0 } else { assignment.spec().slots as usize };
-            Visit { stop: number as u32, queue: VecDeque::new(), filled: vec![0; cached] }
+        let slots = assignment.spec().slots as usize;
+        let visits = own.map(|(number, _)| Visit {
+            stop: number as u32,
+            queue: VecDeque::new(),
+            filled: vec![0; slots],
         });
         let visits = visits.collect();
         Self { index, assignment, visits, waiting: 0 }
@@ -211,7 +236,8 @@ impl<P> Member<P> {
     /// Begins a micro-batch; only the head does. `payload` is its tokens.
     ///
     /// # Errors
-    /// Rows beyond the plan, or that leave a gap.
+    /// Rows beyond the plan; or a gap, after a work [`failed`](Self::failed) here of which the
+    /// scheduler has not been told yet: then this micro-batch has failed too.
     ///
     /// # Panics
     /// This member is not the head.
@@ -269,15 +295,25 @@ impl<P> Member<P> {
         Computed::Send(self.outgoing(work.stop + 1, micro_batch, batch, product))
     }
 
-    /// Notes that a work could not be computed; its rows are missing from now on, so that what
-    /// follows them is refused as a gap until the slot begins afresh. The head must be told.
-    pub fn failed(&mut self, work: &Work<P>) {
+    /// A work could not be computed. It and all work that waits here and builds on its rows is
+    /// appended to `failed`, which the head must be told; later frames that build on them are
+    /// refused as gaps, until their slots begin afresh.
+    pub fn failed(&mut self, work: Work<P>, failed: &mut Vec<MicroBatchId>) {
+        failed.push(work.micro_batch);
         let Some(visit) = self.visits.iter_mut().find(|visit| visit.stop == work.stop) else {
             return;
         };
-        for run in work.batch.runs() {
-            if let Some(filled) = visit.filled.get_mut(run.slot.0 as usize) {
-                *filled = (*filled).min(run.first_position);
+        visit.forget(&work.batch);
+        let mut at = 0;
+        while let Some(waiting) = visit.queue.get(at) {
+            if visit.misses_rows(&waiting.batch) {
+                self.waiting -= 1;
+                if let Some(work) = visit.queue.remove(at) {
+                    failed.push(work.micro_batch);
+                    visit.forget(&work.batch);
+                }
+            } else {
+                at += 1;
             }
         }
     }
@@ -293,15 +329,11 @@ impl<P> Member<P> {
             return Err(FrameRefused::QueueFull);
         }
         let entered = &mut self.visits[visit];
-        for run in batch.runs() {
-            let filled = entered.filled.get(run.slot.0 as usize).copied();
-            let filled = if run.fresh { Some(0) } else { filled };
-            if let Some(filled) = filled
-                && run.first_position > filled
-            {
-                let position = run.first_position;
-                return Err(FrameRefused::Gap { slot: run.slot, position, filled });
-            }
+        let gap = batch.runs().iter().find_map(|run| Some((run, entered.gap(run)?)));
+        if let Some((run, filled)) = gap {
+            let (slot, position) = (run.slot, run.first_position);
+            entered.forget(&batch);
+            return Err(FrameRefused::Gap { slot, position, filled });
         }
         for run in batch.runs() {
             if let Some(filled) = entered.filled.get_mut(run.slot.0 as usize) {

@@ -292,8 +292,10 @@ impl Scheduler {
             let sequence = slot.sequence.as_mut().expect("a slot is kept until its rows are back");
             assert_eq!(sequence.request, *request, "a slot is kept until its rows are back");
             sequence.in_flight -= 1;
-            assert_eq!(sequence.computed, run.first_position, "chunks come back in order");
-            sequence.computed = run.end_position();
+            if !sequence.broken {
+                assert_eq!(sequence.computed, run.first_position, "chunks come back in order");
+                sequence.computed = run.end_position();
+            }
             let rows = run.wanted_rows();
             if rows > 0 && !sequence.ended {
                 let first_position = run.end_position() - rows;
