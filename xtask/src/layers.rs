@@ -48,6 +48,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("minijinja", &["motley-model"]),
     ("minijinja-contrib", &["motley-model"]),
     ("tokio", &["motley", "motley-gateway"]),
+    ("tun-rs", &["xtask"]),
 ];
 
 /// Crates that decide and never act ...

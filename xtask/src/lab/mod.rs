@@ -30,7 +30,7 @@ use crate::process::{self, Job};
 use description::Description;
 use session::Lab;
 
-pub(crate) const USAGE: &str = "\
+const USAGE: &str = "\
 cargo xtask lab FILE [--limit 10m] -- COMMAND..
                             build the cluster that FILE describes and run COMMAND on its first device
 cargo xtask lab FILE --check
@@ -79,6 +79,7 @@ pub(crate) fn hidden(command: &str, arguments: &[String]) -> Result<()> {
         }
         ("lab-echo", [address]) => return peer::echo(address),
         ("lab-measure", ["link", address]) => serde_json::to_string(&peer::link(address)?)?,
+        ("lab-measure", ["rtt", address]) => peer::least_rtt_us(address)?.to_string(),
         ("lab-measure", ["cpu", threads]) => serde_json::to_string(&peer::burn(threads.parse()?)?)?,
         _ => bail!("`{command}` is for the lab's own use"),
     };

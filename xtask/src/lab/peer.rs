@@ -76,9 +76,8 @@ fn take(mut stream: TcpStream) -> io::Result<()> {
 
 /// Measures the way to the peer at `address`.
 pub(super) fn link(address: &str) -> Result<LinkMeasure> {
-    let address = SocketAddr::new(address.parse().context("not an address")?, PORT);
-    let mut times = pings(address)?;
-    times.sort_by(f64::total_cmp);
+    let address = socket_address(address)?;
+    let times = pings(address)?;
     let mut stream = connect(address)?;
     let data = vec![0x5a; 1 << 16];
     let began = Instant::now();
@@ -95,6 +94,15 @@ pub(super) fn link(address: &str) -> Result<LinkMeasure> {
     })
 }
 
+/// The least round trip to the peer at `address`, in microseconds.
+pub(super) fn least_rtt_us(address: &str) -> Result<f64> {
+    Ok(pings(socket_address(address)?)?[0])
+}
+
+fn socket_address(address: &str) -> Result<SocketAddr> {
+    Ok(SocketAddr::new(address.parse().context("not an address")?, PORT))
+}
+
 /// The peer may have just been started.
 fn connect(address: SocketAddr) -> Result<TcpStream> {
     let began = Instant::now();
@@ -106,7 +114,7 @@ fn connect(address: SocketAddr) -> Result<TcpStream> {
     }
 }
 
-/// Round trips in microseconds, one after the other; a lost one is not counted.
+/// Round trips in microseconds, one made after the other, sorted; a lost one is not counted.
 fn pings(address: SocketAddr) -> Result<Vec<f64>> {
     drop(connect(address)?);
     let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -134,6 +142,7 @@ fn pings(address: SocketAddr) -> Result<Vec<f64>> {
     if times.is_empty() {
         bail!("no ping was answered");
     }
+    times.sort_by(f64::total_cmp);
     Ok(times)
 }
 

@@ -24,7 +24,7 @@ const FRAME_BYTES_MAX: usize = NOTE_BYTES + 14 + 65_536;
 /// How many frames of one device are taken before the others have their turn.
 const TURN: usize = 16;
 /// Beyond this, lateness is other programs' load and not the time that waking takes.
-const LEAD_NS_MAX: u64 = 60_000;
+const LEAD_NS_MAX: u64 = 200_000;
 
 /// Relays until standard input ends. Says `ready` on standard output once the interfaces are there.
 pub(super) fn run(description: &Description, interfaces: &[String]) -> Result<()> {
@@ -46,7 +46,11 @@ pub(super) fn run(description: &Description, interfaces: &[String]) -> Result<()
     if let Ok(running) = std::fs::read_to_string("/proc/self/schedstat") {
         let running_ns: f64 = running.split(' ').next().unwrap_or_default().parse()?;
         let seconds = relay.began.elapsed().as_secs_f64();
-        eprintln!("the emulator ran for {:.2} s of {seconds:.2} s", running_ns * 1e-9);
+        eprintln!(
+            "the emulator ran for {:.2} s of {seconds:.2} s, woken {} us late",
+            running_ns * 1e-9,
+            relay.lead_ns / 1000
+        );
     }
     Ok(())
 }
@@ -67,8 +71,8 @@ struct Relay {
     taps: Vec<SyncDevice>,
     fabric: Fabric,
     began: Instant,
-    /// How late the kernel wakes this process, learnt from its own timers. Frames are given out that
-    /// much before their time.
+    /// How late the kernel wakes this process, learnt from its own timers. Frames are taken as
+    /// having come that much earlier, if it slept, and given out that much before their time.
     lead_ns: u64,
 }
 
@@ -77,9 +81,10 @@ impl Relay {
         let mut buffer = vec![0; FRAME_BYTES_MAX];
         let stdin = io::stdin();
         loop {
+            let slept_ns = self.now_ns();
             let asked = self.fabric.deadline().map(|due_ns| {
                 let early_ns = due_ns.saturating_sub(self.lead_ns);
-                (early_ns, early_ns.saturating_sub(self.now_ns()))
+                (early_ns, early_ns.saturating_sub(slept_ns))
             });
             let wait =
                 asked.map(|(_, wait_ns)| TimeSpec::from_duration(Duration::from_nanos(wait_ns)));
@@ -103,8 +108,9 @@ impl Relay {
                 }
                 _ => {}
             }
+            let came_ns = now_ns.saturating_sub(self.lead_ns).max(slept_ns);
             for (from, _) in ready.iter().enumerate().filter(|(_, ready)| **ready) {
-                self.take(from, now_ns, &mut buffer)?;
+                self.take(from, came_ns, &mut buffer)?;
             }
             self.give();
         }

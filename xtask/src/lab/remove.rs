@@ -143,13 +143,13 @@ fn run_of(name: &str) -> Option<u32> {
     rest.split('-').next()?.parse().ok()
 }
 
-/// Whether no program holds the claim. A lab seen through another root folder has its claim
-/// elsewhere, but its number is that of a process that runs.
+/// Whether no program holds the claim. A lab that is about to claim its number, or has done so below
+/// another root folder, holds no lock that is seen here, but its number is that of a running xtask.
 fn is_dead(run: u32) -> bool {
-    match File::open(claim_path(run)) {
-        Ok(file) => file.try_lock().is_ok(),
-        Err(_) => !Path::new("/proc").join(run.to_string()).exists(),
-    }
+    let command = fs::read_to_string(Path::new("/proc").join(run.to_string()).join("comm"));
+    let starting = command.is_ok_and(|name| name.trim() == "xtask");
+    let locked = File::open(claim_path(run)).is_ok_and(|file| file.try_lock().is_err());
+    !starting && !locked
 }
 
 fn claim_path(run: u32) -> PathBuf {
