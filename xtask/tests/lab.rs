@@ -1,6 +1,5 @@
 //! The lab as a program, where this machine gives namespaces; elsewhere its fallback.
 
-#![expect(clippy::disallowed_methods, reason = "it starts programs and looks what they leave")]
 #![expect(clippy::print_stderr, reason = "a skipped test says so")]
 #![cfg(target_os = "linux")]
 
