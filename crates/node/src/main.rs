@@ -10,6 +10,7 @@
 
 mod arguments;
 mod bench;
+mod blocks;
 mod completions;
 mod driver;
 mod failure;
