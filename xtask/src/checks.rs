@@ -27,6 +27,9 @@ const STEPS: &[Step] = &[
     Step { name: "supply-chain", essential: false, run: supply::run },
 ];
 
+/// What `cargo xtask` leaves out to be there quickly.
+const WITH_LAB: &str = "xtask/lab";
+
 /// Runs the checks named, or all of them. Set-up always runs.
 pub(crate) fn run(workplace: &Workplace, names: &[String]) -> Result<()> {
     if let Some(unknown) = names.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
@@ -58,14 +61,14 @@ fn fetch_models(workplace: &Workplace) -> Result<Outcome> {
 
 fn clippy(workplace: &Workplace) -> Result<Outcome> {
     let mut cargo = workplace.cargo(&["clippy", "--workspace", "--all-targets", "--release"]);
-    cargo.args(["--locked", "--", "-D", "warnings"]);
+    cargo.args(["--locked", "--features", WITH_LAB, "--", "-D", "warnings"]);
     let hint = "mend what it names (`rustup component add clippy` if it is missing)";
     cargo_step(cargo, &Job { label: "clippy", limit: minutes(40), hint })
 }
 
 fn tests(workplace: &Workplace) -> Result<Outcome> {
     let mut cargo = workplace.cargo(&["test", "--workspace", "--release", "--locked"]);
-    cargo.args(["--all-targets", "--no-fail-fast"]);
+    cargo.args(["--all-targets", "--no-fail-fast", "--features", WITH_LAB]);
     give_data(&mut cargo, workplace);
     cargo_step(cargo, &Job { label: "tests", limit: minutes(50), hint: "see the failures above" })
 }
@@ -79,7 +82,8 @@ fn doc_tests(workplace: &Workplace) -> Result<Outcome> {
 
 fn docs(workplace: &Workplace) -> Result<Outcome> {
     let mut cargo = workplace.cargo(&["doc", "--workspace", "--release", "--locked", "--no-deps"]);
-    cargo.arg("--document-private-items").env("RUSTDOCFLAGS", "-D warnings");
+    cargo.args(["--document-private-items", "--features", WITH_LAB]);
+    cargo.env("RUSTDOCFLAGS", "-D warnings");
     let hint = "mend the links and examples that rustdoc names";
     cargo_step(cargo, &Job { label: "docs", limit: minutes(20), hint })
 }

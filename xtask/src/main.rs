@@ -10,7 +10,10 @@
 mod cache;
 mod checks;
 mod demo;
+#[cfg(feature = "lab")]
 mod lab;
+#[cfg(not(feature = "lab"))]
+mod lab_build;
 mod layers;
 mod models;
 mod process;
@@ -51,7 +54,11 @@ fn run(arguments: &[String]) -> Result<()> {
     match command.as_str() {
         "demo" if rest.is_empty() => demo::run(&Workplace::find()?),
         "test" => checks::run(&Workplace::find()?, rest),
+        #[cfg(not(feature = "lab"))]
+        "lab" => lab_build::run(&Workplace::find()?, rest),
+        #[cfg(feature = "lab")]
         "lab" => lab::run(&Workplace::find()?, rest),
+        #[cfg(feature = "lab")]
         _ if command.starts_with("lab-") => lab::hidden(command, rest),
         "models" => models::run(&Workplace::find()?, rest),
         "help" | "--help" | "-h" => {

@@ -68,6 +68,7 @@ const NEEDS: &[Need] = &[
 ];
 
 /// What only the lab needs.
+#[cfg(feature = "lab")]
 const NETWORK_NEEDS: &[Need] = &[
     Need {
         tool: "ip",
@@ -95,6 +96,7 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
 }
 
 /// The same for the tools of the lab.
+#[cfg(feature = "lab")]
 pub(crate) fn network_tools(workplace: &Workplace) -> Result<()> {
     provide(workplace, NETWORK_NEEDS)
 }

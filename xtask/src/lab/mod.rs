@@ -99,8 +99,12 @@ fn build_motley(workplace: &Workplace) -> Result<()> {
     process::show(cargo, &job)
 }
 
-/// This program, to be started again as a part of the lab.
+/// This program, to be started again as a part of the lab; by the kernel's name for it, because the
+/// file may be built anew meanwhile.
 fn myself() -> Result<PathBuf> {
+    if cfg!(target_os = "linux") {
+        return Ok(PathBuf::from(format!("/proc/{}/exe", std::process::id())));
+    }
     std::env::current_exe().context("the system does not say where this program is")
 }
 
