@@ -6,7 +6,9 @@ use std::ffi::OsString;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::{bench, completions, make_model, plan, run, serve, short_options, show, tokenize, version};
+use crate::{
+    bench, completions, make_model, plan, run, serve, short_options, show, tokenize, version,
+};
 
 /// Printed when nothing is asked.
 pub(crate) const WELCOME: &str = "\

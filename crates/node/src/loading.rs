@@ -3,12 +3,13 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 
 use motley_engine::{CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError};
 use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
 use motley_model::{DirectoryError, GgufError};
 
-use crate::driver::{Deployment, Driver, LoadFailure, Loading};
+use crate::driver::{Deployment, Driver, EngineFacts, LoadFailure};
 use crate::failure::{Failure, Kind};
 use crate::memory::{self, Usage};
 use crate::terminal::{self, Progress};
@@ -79,6 +80,7 @@ pub(crate) struct Ready {
     pub(crate) model: Arc<Model>,
     pub(crate) vocabulary: Vocabulary,
     pub(crate) driver: Driver,
+    pub(crate) facts: EngineFacts,
 }
 
 /// Opens the model at `path` and loads engine and vocabulary side by side.
@@ -103,11 +105,15 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let size = terminal::bytes(model.file_bytes());
     let _progress = Progress::start(&format!("loading {name} ({size}) ..."));
-    let deployment = Deployment::alone(Arc::clone(&model), options)?;
-    let loading = Loading::start(deployment)?;
     let vocabulary = model.vocabulary().map_err(open_failure)?;
-    let driver = loading.finish(vocabulary.end_tokens()).map_err(load_failure)?;
-    Ok(Ready { model, vocabulary, driver })
+    let driver = Driver::new(vocabulary.end_tokens());
+    let deployment = Deployment::alone(Arc::clone(&model), options)?;
+    let (send, loaded) = sync_channel(1);
+    let report = move |facts| drop(send.send(facts));
+    let standby = driver.load(deployment, report, Box::new(|_| ()))?;
+    let facts = loaded.recv()?.map_err(load_failure)?;
+    driver.start(standby);
+    Ok(Ready { model, vocabulary, driver, facts })
 }
 
 /// The context asked for, if it fits; without a wish as much as the model, memory and the default

@@ -1,6 +1,7 @@
 //! How many requests may be inside: decided at once, whatever the engine thread is doing.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use motley_gateway::{QUEUE_REQUESTS, QUEUE_REQUESTS_PER_KEY};
@@ -10,7 +11,7 @@ use super::SubmitError;
 /// Counts requests from their submission to their end.
 #[derive(Debug)]
 pub(super) struct Admission {
-    slots: usize,
+    slots: AtomicUsize,
     inside: Mutex<Inside>,
 }
 
@@ -21,9 +22,14 @@ struct Inside {
 }
 
 impl Admission {
-    /// For an engine that runs `slots` requests at once.
-    pub(super) fn new(slots: usize) -> Self {
-        Self { slots, inside: Mutex::default() }
+    /// For an engine that is not known yet.
+    pub(super) fn new() -> Self {
+        Self { slots: AtomicUsize::new(0), inside: Mutex::default() }
+    }
+
+    /// So many requests run at once.
+    pub(super) fn set_slots(&self, slots: usize) {
+        self.slots.store(slots, Ordering::Relaxed);
     }
 
     /// Requests inside now.
@@ -32,18 +38,16 @@ impl Admission {
     }
 
     /// Lets a request in. Callers who are told apart have a limit of their own.
-    pub(super) fn enter(
-        admission: &Arc<Self>,
-        caller: Option<u64>,
-    ) -> Result<Pass, SubmitError> {
+    pub(super) fn enter(admission: &Arc<Self>, caller: Option<u64>) -> Result<Pass, SubmitError> {
+        let slots = admission.slots.load(Ordering::Relaxed);
         let mut inside = admission.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = inside.requests.saturating_sub(admission.slots);
+        let waiting = inside.requests.saturating_sub(slots);
         if waiting >= QUEUE_REQUESTS as usize {
             return Err(SubmitError::Busy { waiting });
         }
         if let Some(caller) = caller {
             let own = inside.by_caller.entry(caller).or_default();
-            let waiting = own.saturating_sub(admission.slots);
+            let waiting = own.saturating_sub(slots);
             if waiting >= QUEUE_REQUESTS_PER_KEY as usize {
                 return Err(SubmitError::CallerBusy { waiting });
             }
@@ -82,7 +86,8 @@ mod tests {
 
     #[test]
     fn callers_and_all_together_have_limits_and_places_are_given_back() {
-        let admission = Arc::new(Admission::new(2));
+        let admission = Arc::new(Admission::new());
+        admission.set_slots(2);
         let enter = |caller| Admission::enter(&admission, caller);
         let per_caller = QUEUE_REQUESTS_PER_KEY as usize + 2;
         let mut passes: Vec<Pass> = (0..per_caller).map(|_| enter(Some(1)).unwrap()).collect();

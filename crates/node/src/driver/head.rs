@@ -3,20 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use motley_engine::{Engine, Sampler};
 use motley_ggml::Token;
 use motley_ring::{
-    Accepted, Ask, Assignment, CallerId, Computed, Member, MicroBatch, MicroBatchId, Next, Ready,
-    RequestId, ReuseRule, Scheduler, SchedulerOptions, SlotPhase, SubmitRefused, Work,
+    Accepted, Ask, Assignment, Computed, Member, MicroBatch, MicroBatchId, Next, Ready, RequestId,
+    ReuseRule, Scheduler, SchedulerOptions, SlotPhase, Work,
 };
 
 use super::listener::{AnswerError, FinishReason};
+use super::seat::Seat;
 use super::sequence::{Chosen, Sequence};
-use super::{Busy, DriverState, Job, Message};
+use super::{Busy, DriverState, Message};
 use crate::stage::{Arrival, Links, Payload, Scratch};
 
 /// How long the thread waits before it looks again for readers that are behind or gone.
@@ -33,10 +34,25 @@ pub(super) struct Head {
     links: Links,
     scheduler: Scheduler,
     sequences: BTreeMap<RequestId, Sequence>,
-    next_request: u64,
     reused: Reused,
     shown: Arc<Mutex<DriverState>>,
     counted: Counted,
+    draining: bool,
+    lost: Option<Arc<str>>,
+}
+
+/// Why a head left its seat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// It was told to, and everything it had begun has ended.
+    Drained,
+    /// A member of its ring is gone.
+    Lost {
+        /// The member's name.
+        node: Arc<str>,
+    },
+    /// The program ends.
+    Stopped,
 }
 
 /// Values that steps fill again and again, so that none is allocated per token.
@@ -69,11 +85,8 @@ impl Head {
         let reuse = reuse_rule(&engine);
         let options = SchedulerOptions::of_assignment(&assignment, reuse);
         // Requests are counted when they are submitted; here all of them find a place.
-        let options = SchedulerOptions {
-            waiting_max: u32::MAX,
-            waiting_per_caller_max: u32::MAX,
-            ..options
-        };
+        let options =
+            SchedulerOptions { waiting_max: u32::MAX, waiting_per_caller_max: u32::MAX, ..options };
         let head = assignment.route().head();
         Self {
             engine,
@@ -82,17 +95,31 @@ impl Head {
             links,
             scheduler: Scheduler::new(options),
             sequences: BTreeMap::new(),
-            next_request: 0,
             reused: Reused::default(),
             shown,
             counted: Counted::default(),
+            draining: false,
+            lost: None,
         }
     }
 
-    /// Answers requests until `stop` is set or nobody can send any more.
-    pub(super) fn serve(mut self, inbox: &Receiver<Message>, stop: &AtomicBool) {
+    /// Answers requests until it is told to leave, a member of the ring is lost, or `stop` is set.
+    pub(super) fn serve(&mut self, seat: &mut Seat, stop: &AtomicBool) -> Leaving {
+        for (ask, sequence) in std::mem::take(&mut seat.waiting) {
+            self.submit(ask, sequence);
+        }
         let mut idle = true;
-        while !stop.load(Ordering::Relaxed) && self.take_messages(inbox, idle) {
+        let leaving = loop {
+            if stop.load(Ordering::Relaxed) {
+                break Leaving::Stopped;
+            }
+            self.take_messages(seat, idle);
+            if let Some(node) = self.lost.take() {
+                break Leaving::Lost { node };
+            }
+            if self.draining && self.sequences.is_empty() {
+                break Leaving::Drained;
+            }
             self.look_after_readers();
             self.begin_micro_batches();
             idle = match self.member.next_work() {
@@ -103,32 +130,40 @@ impl Head {
                 None => true,
             };
             self.show();
-        }
+        };
+        self.end_all(&leaving);
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = DriverState::default();
+        leaving
+    }
+
+    /// Ends what runs when the head leaves its seat.
+    fn end_all(&mut self, leaving: &Leaving) {
+        let error = match leaving {
+            Leaving::Lost { node } => AnswerError::NodeLost { node: Arc::clone(node) },
+            Leaving::Drained | Leaving::Stopped => AnswerError::Stopped,
+        };
         for (_, sequence) in std::mem::take(&mut self.sequences) {
-            sequence.end(Err(AnswerError::Stopped));
+            sequence.end(Err(error.clone()));
         }
     }
 
-    /// Takes all messages that have come; false when none can come any more. With nothing to
-    /// compute the thread sleeps until one comes.
-    fn take_messages(&mut self, inbox: &Receiver<Message>, idle: bool) -> bool {
+    /// Takes all messages that have come. With nothing to compute the thread sleeps until one
+    /// comes.
+    fn take_messages(&mut self, seat: &mut Seat, idle: bool) {
         if idle {
             let message = match self.patience() {
-                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(patience) => inbox.recv_timeout(patience),
+                None => seat.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(patience) => seat.inbox.recv_timeout(patience),
             };
             match message {
-                Ok(message) => self.take(message),
-                Err(RecvTimeoutError::Timeout) => return true,
-                Err(RecvTimeoutError::Disconnected) => return false,
+                Ok(message) => self.take(message, seat),
+                Err(RecvTimeoutError::Timeout) => return,
+                // The driver is gone: nobody can ask any more.
+                Err(RecvTimeoutError::Disconnected) => self.drain(seat),
             }
         }
-        loop {
-            match inbox.try_recv() {
-                Ok(message) => self.take(message),
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
-            }
+        while let Ok(message) = seat.inbox.try_recv() {
+            self.take(message, seat);
         }
     }
 
@@ -144,9 +179,17 @@ impl Head {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: Message, seat: &mut Seat) {
         match message {
-            Message::Job(job) => self.submit(*job),
+            Message::Job(job) => {
+                let (ask, sequence) = seat.register(*job);
+                if self.draining {
+                    seat.waiting.push((ask, sequence));
+                } else {
+                    self.submit(ask, sequence);
+                }
+            }
+            Message::Drain => self.drain(seat),
             Message::Ring(Arrival::Frame { from, header, batch, payload }) => {
                 match self.member.handle_frame(from, &header, batch, payload) {
                     Ok(Accepted::Queued | Accepted::Dropped) => {}
@@ -157,37 +200,40 @@ impl Head {
                     }
                 }
             }
-            Message::Ring(Arrival::StepFailed { micro_batch, cause }) => {
-                self.fail(micro_batch, &AnswerError::Ring(cause.into()));
+            Message::Ring(Arrival::StepFailed { epoch, micro_batch, cause }) => {
+                if epoch == self.member.assignment().epoch() {
+                    self.fail(micro_batch, &AnswerError::Ring(cause.into()));
+                }
             }
-            Message::Ring(Arrival::Lost { node }) => {
-                let mut ended = Vec::new();
-                self.scheduler.lost_all(&mut ended);
-                let waiting: Vec<RequestId> = self.sequences.keys().copied().collect();
-                for request in waiting {
-                    self.scheduler.finish(request);
-                    self.end(request, Err(AnswerError::NodeLost { node: node.clone() }));
+            Message::Ring(Arrival::Lost { epoch, node }) => {
+                if epoch == self.member.assignment().epoch() {
+                    self.drain(seat);
+                    self.lost = Some(node);
                 }
             }
         }
     }
 
-    fn submit(&mut self, job: Job) {
-        let request = RequestId(self.next_request);
-        self.next_request += 1;
-        let ask = Ask {
-            request,
-            caller: CallerId(job.request.caller.caller.unwrap_or(0)),
-            cache_salt: Some(job.request.caller.prefix),
-            prompt: job.request.prompt.iter().map(|token| token.cast_unsigned()).collect(),
-            tokens_max: u32::try_from(job.request.answer_tokens_max.max(1)).unwrap_or(u32::MAX),
-            priority: job.request.priority,
-            prompt_logits: false,
-        };
-        let sequence = Sequence::new(job);
+    fn submit(&mut self, ask: Ask, mut sequence: Sequence) {
+        let request = ask.request;
+        sequence.keep(&ask);
         match self.scheduler.submit(ask) {
             Ok(()) => drop(self.sequences.insert(request, sequence)),
-            Err(refused) => sequence.end(Err(AnswerError::Refused(refused_as_error(&refused)))),
+            // Requests are counted and measured before they come here; only a ring that has
+            // become smaller refuses any.
+            Err(refused) => sequence.end(Err(AnswerError::Refused(refused.to_string().into()))),
+        }
+    }
+
+    /// Begins nothing any more: requests without a row on its way go back to wait.
+    fn drain(&mut self, seat: &mut Seat) {
+        self.draining = true;
+        let waiting = self.sequences.extract_if(.., |_, sequence| !sequence.is_admitted());
+        for (request, mut sequence) in waiting {
+            self.scheduler.finish(request);
+            if let Some(ask) = sequence.take_ask() {
+                seat.waiting.push((ask, sequence));
+            }
         }
     }
 
@@ -234,9 +280,10 @@ impl Head {
         self.counted.busy += began.elapsed();
         self.counted.steps += 1;
         if let Err(error) = computed {
-            let micro_batch = work.micro_batch;
-            self.member.failed(&work);
-            self.fail(micro_batch, &AnswerError::Step(Arc::new(error)));
+            let error = AnswerError::Step(Arc::new(error));
+            let mut failed = Vec::new();
+            self.member.failed(work, &mut failed);
+            failed.into_iter().for_each(|micro_batch| self.fail(micro_batch, &error));
             return;
         }
         match self.member.computed(work, Payload::Values(product)) {
@@ -338,9 +385,4 @@ fn reuse_rule(engine: &Engine) -> ReuseRule {
             ReuseRule::SlidingWindow { window_tokens: count(window), kept_tokens: count(kept) }
         }
     }
-}
-
-/// Requests are counted and measured before they come here, so that a refusal is a fault of ours.
-fn refused_as_error(refused: &SubmitRefused) -> Arc<str> {
-    refused.to_string().into()
 }

@@ -4,23 +4,26 @@
 //! and single tokens of many sequences run together, and several micro-batches are on their way
 //! through a ring at once. One device alone is a ring of one member. Who asks gives a [`Listener`],
 //! which is told everything, the end exactly once.
-//! `head` is the loop, `sequence` a request, `admission` the queue's limits, `listener` who is told.
+//! `head` is the loop, `seat` what outlives a head, `sequence` a request, `admission` the queue's
+//! limits, `listener` who is told.
 
 mod admission;
 mod head;
 mod listener;
+mod seat;
 mod sequence;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use motley_engine::{Engine, EngineMemory, EngineOptions, LoadError, Model, SampleError, Sampler};
 use motley_engine::SamplingParameters;
+use motley_engine::{Engine, EngineMemory, EngineOptions, LoadError, Model, SampleError, Sampler};
 use motley_ggml::Token;
 use motley_ring::{
     Assignment, AssignmentError, AssignmentSpec, ClusterId, Epoch, Route, WireElement,
@@ -28,9 +31,12 @@ use motley_ring::{
 
 use admission::{Admission, Pass};
 use head::Head;
+pub(crate) use head::Leaving;
 pub(crate) use listener::{
     Answer, AnswerError, Ended, Event, FinishReason, Listener, Prefill, Verdict,
 };
+
+use seat::Seat;
 
 use crate::stage::{Arrival, Links};
 
@@ -107,14 +113,16 @@ enum Message {
     Job(Box<Job>),
     /// Something from the members of the ring.
     Ring(Arrival),
+    /// End what runs, begin nothing, and leave the seat.
+    Drain,
 }
 
-/// Hands what comes over the network to a head.
-#[derive(Clone)]
+/// Hands what comes over the network to the head.
+#[derive(Clone, Debug)]
 pub(crate) struct HeadInbox(SyncSender<Message>);
 
 impl HeadInbox {
-    /// Hands over an arrival, waiting for room; false when the head has ended.
+    /// Hands over an arrival, waiting for room; false when there will be no head any more.
     pub(crate) fn deliver(&self, arrival: Arrival) -> bool {
         self.0.send(Message::Ring(arrival)).is_ok()
     }
@@ -175,7 +183,10 @@ impl Deployment {
     ///
     /// # Errors
     /// When the sizes are beyond what a ring can be.
-    pub(crate) fn alone(model: Arc<Model>, options: EngineOptions) -> Result<Self, AssignmentError> {
+    pub(crate) fn alone(
+        model: Arc<Model>,
+        options: EngineOptions,
+    ) -> Result<Self, AssignmentError> {
         let hyper = &model.directory().hyper;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let assignment = Assignment::new(AssignmentSpec {
@@ -195,40 +206,56 @@ impl Deployment {
     }
 }
 
-/// An engine that is being loaded on its thread, while the caller loads the vocabulary.
+/// An engine on its thread, loading or loaded, that does not answer yet. Dropping it frees the engine.
 #[derive(Debug)]
-pub(crate) struct Loading {
-    end_tokens: SyncSender<Vec<Token>>,
-    loaded: Receiver<Result<EngineFacts, LoadFailure>>,
-    jobs: SyncSender<Message>,
-    admission: Arc<Admission>,
-    state: Arc<Mutex<DriverState>>,
-    // Dropped last: the thread ends when the channels above are closed.
+pub(crate) struct Standby {
+    go: SyncSender<()>,
+    facts: Arc<OnceLock<EngineFacts>>,
     thread: EngineThread,
 }
 
-impl Loading {
-    /// Starts the thread and loads the parts of the model that the deployment gives this device.
-    ///
-    /// # Errors
-    /// When the system refuses a thread.
-    pub(crate) fn start(deployment: Deployment) -> std::io::Result<Self> {
-        let (end_tokens, receive_end_tokens) = sync_channel(1);
-        let (send_loaded, loaded) = sync_channel(1);
+/// Why no driver came out of loading.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadFailure {
+    /// The engine could not be made.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The end tokens are none of the model's.
+    #[error(transparent)]
+    EndTokens(#[from] SampleError),
+}
+
+/// Answers requests with the engine that is in its seat, one after another: a ring that changes
+/// loads its next engine beside the running one. Requests wait while the seat is empty.
+///
+/// Dropping it ends the engine's thread after the step that runs; requests that are not answered by
+/// then are told that the engine has stopped.
+pub(crate) struct Driver {
+    jobs: SyncSender<Message>,
+    admission: Arc<Admission>,
+    state: Arc<Mutex<DriverState>>,
+    facts: Mutex<Option<EngineFacts>>,
+    seat: Arc<Mutex<Option<Seat>>>,
+    end_tokens: Vec<Token>,
+    running: Mutex<Option<EngineThread>>,
+}
+
+/// Told when a head has left its seat, so that another may take it.
+pub(crate) type OnLeave = Box<dyn FnOnce(Leaving) + Send>;
+
+impl Driver {
+    /// A driver with an empty seat, for a model that ends its answers by `end_tokens`.
+    pub(crate) fn new(end_tokens: Vec<Token>) -> Self {
         let (jobs, inbox) = sync_channel(MESSAGES_WAITING_MAX);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let admission = Arc::new(Admission::new(deployment.options.slots));
-        let state = Arc::new(Mutex::new(DriverState::default()));
-        let shown = Arc::clone(&state);
-        let work = move || match load(deployment, &receive_end_tokens, &send_loaded, shown) {
-            Ok(head) => head.serve(&inbox, &stopped),
-            // Nobody waits any more when this cannot be sent.
-            Err(failure) => drop(send_loaded.send(Err(failure))),
-        };
-        let handle = thread::Builder::new().name("engine".to_owned()).spawn(work)?;
-        let thread = EngineThread { stop, handle: Some(handle) };
-        Ok(Self { end_tokens, loaded, jobs, admission, state, thread })
+        Self {
+            jobs,
+            admission: Arc::new(Admission::new()),
+            state: Arc::default(),
+            facts: Mutex::new(None),
+            seat: Arc::new(Mutex::new(Some(Seat::new(inbox)))),
+            end_tokens,
+            running: Mutex::new(None),
+        }
     }
 
     /// Where what comes over the network is to go.
@@ -236,37 +263,127 @@ impl Loading {
         HeadInbox(self.jobs.clone())
     }
 
-    /// Waits until the engine is loaded. `end_tokens` are those by which the model ends an answer.
+    /// Starts a thread that loads an engine and reports how that went. It takes the seat when
+    /// [`start`](Self::start) says so, and calls `on_leave` when it leaves it.
     ///
     /// # Errors
-    /// When the engine cannot be loaded.
-    pub(crate) fn finish(self, end_tokens: Vec<Token>) -> Result<Driver, LoadFailure> {
-        // The channel has room for its one message; if the thread ended, `loaded` says why.
-        let _ = self.end_tokens.send(end_tokens);
-        let facts = self.loaded.recv().map_err(|_| LoadFailure::Stopped)??;
-        let Self { jobs, admission, state, thread, .. } = self;
-        Ok(Driver { facts, jobs, admission, state, _thread: thread })
+    /// When the system refuses a thread.
+    pub(crate) fn load(
+        &self,
+        deployment: Deployment,
+        loaded: impl FnOnce(Result<EngineFacts, LoadFailure>) + Send + 'static,
+        on_leave: OnLeave,
+    ) -> std::io::Result<Standby> {
+        let (go, told) = sync_channel(1);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (seat, state) = (Arc::clone(&self.seat), Arc::clone(&self.state));
+        let facts = Arc::new(OnceLock::new());
+        let found = Arc::clone(&facts);
+        let end_tokens = self.end_tokens.clone();
+        let work = move || {
+            let (mut head, own) = match load(deployment, &end_tokens, state) {
+                Ok(made) => made,
+                Err(failure) => return loaded(Err(failure)),
+            };
+            found.get_or_init(|| own);
+            loaded(Ok(own));
+            if told.recv().is_err() {
+                return;
+            }
+            let taken = lock(&seat).take();
+            let mut taken = taken.expect("the seat is empty when a head is started");
+            let leaving = head.serve(&mut taken, &stopped);
+            // The engine is freed before another takes the seat.
+            drop(head);
+            *lock(&seat) = Some(taken);
+            on_leave(leaving);
+        };
+        let handle = thread::Builder::new().name("engine".to_owned()).spawn(work)?;
+        Ok(Standby { go, facts, thread: EngineThread { stop, handle: Some(handle) } })
+    }
+
+    /// Gives the seat, which is empty, to an engine that has been loaded.
+    pub(crate) fn start(&self, standby: Standby) {
+        let Standby { go, facts, thread } = standby;
+        if let Some(facts) = facts.get() {
+            self.admission.set_slots(facts.slots);
+            *lock(&self.facts) = Some(*facts);
+        }
+        // A thread that has ended already has said why when it was loaded.
+        let _ = go.send(());
+        // The one before has left its seat, so that this waits for nothing.
+        *lock(&self.running) = Some(thread);
+    }
+
+    /// Tells the head to finish what runs and to leave its seat; requests that wait go on waiting.
+    pub(crate) fn drain(&self) {
+        // Without a head there is nobody to tell.
+        let _ = self.jobs.send(Message::Drain);
+    }
+
+    /// Tells all requests that wait for a head that none will come.
+    pub(crate) fn refuse_waiting(&self, error: &AnswerError) {
+        if let Some(seat) = lock(&self.seat).as_mut() {
+            seat.refuse(error);
+        }
+    }
+
+    /// What the engine is; nothing before the first one answers.
+    pub(crate) fn facts(&self) -> Option<EngineFacts> {
+        *lock(&self.facts)
+    }
+
+    /// What the slots were doing after the last step.
+    pub(crate) fn state(&self) -> DriverState {
+        let mut state = lock(&self.state).clone();
+        state.slots.resize(self.facts().map_or(0, |facts| facts.slots), None);
+        state.waiting = self.admission.inside().saturating_sub(state.running());
+        state
+    }
+
+    /// Hands a request to the engine. Whether it is taken is decided at once.
+    ///
+    /// # Errors
+    /// When the prompt does not fit the context or too many requests wait.
+    pub(crate) fn submit(&self, request: Request) -> Result<(), SubmitError> {
+        let tokens = request.prompt.len();
+        if tokens == 0 {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        let context_tokens = self.facts().map_or(usize::MAX, |facts| facts.context_tokens);
+        if tokens >= context_tokens {
+            return Err(SubmitError::PromptTooLong { tokens, context_tokens });
+        }
+        let pass = Admission::enter(&self.admission, request.caller.caller)?;
+        let job = Job { request, submitted: Instant::now(), pass };
+        self.jobs.try_send(Message::Job(Box::new(job))).map_err(|error| match error {
+            TrySendError::Full(_) => SubmitError::Busy { waiting: MESSAGES_WAITING_MAX },
+            TrySendError::Disconnected(_) => SubmitError::Stopped,
+        })
     }
 }
 
-/// Loads the engine, waits for the end tokens and reports what was made.
+/// A lock that a thread which panicked does not keep others from.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Loads the engine and tells what it is.
 fn load(
     deployment: Deployment,
-    end_tokens: &Receiver<Vec<Token>>,
-    loaded: &SyncSender<Result<EngineFacts, LoadFailure>>,
+    end_tokens: &[Token],
     shown: Arc<Mutex<DriverState>>,
-) -> Result<Head, LoadFailure> {
+) -> Result<(Head, EngineFacts), LoadFailure> {
     let engine = Engine::load(&deployment.model, &deployment.options)?;
-    let end_tokens = end_tokens.recv().map_err(|_| LoadFailure::Stopped)?;
-    let sampler = Sampler::new(engine.hyper().vocabulary_size, &end_tokens)?;
+    let sampler = Sampler::new(engine.hyper().vocabulary_size, end_tokens)?;
     let facts = EngineFacts {
         slots: engine.slots(),
         context_tokens: engine.context_tokens(),
         memory: engine.memory(),
     };
     let head = Head::new(engine, sampler, deployment.assignment, deployment.links, shown);
-    let _ = loaded.send(Ok(facts));
-    Ok(head)
+    Ok((head, facts))
 }
 
 /// The engine thread. Dropping it waits for the step that runs, which keeps ggml's threads from
@@ -286,64 +403,22 @@ impl Drop for EngineThread {
     }
 }
 
-/// Why no driver came out of loading.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LoadFailure {
-    /// The engine could not be made.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// The end tokens are none of the model's.
-    #[error(transparent)]
-    EndTokens(#[from] SampleError),
-    /// The engine thread ended without a word, which is a fault of ours.
-    #[error("the engine has stopped")]
-    Stopped,
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The thread may be waiting for a message.
+        let thread = lock(&self.running).take();
+        if let Some(thread) = &thread {
+            thread.stop.store(true, Ordering::Relaxed);
+            let _ = self.jobs.try_send(Message::Drain);
+        }
+        drop(thread);
+        self.refuse_waiting(&AnswerError::Stopped);
+    }
 }
 
-/// A loaded engine on its thread. Dropping it ends the thread after the step that runs; requests
-/// that are not answered by then are told that the engine has stopped.
-#[derive(Debug)]
-pub(crate) struct Driver {
-    facts: EngineFacts,
-    jobs: SyncSender<Message>,
-    admission: Arc<Admission>,
-    state: Arc<Mutex<DriverState>>,
-    // Dropped after the channel, whose end tells the thread to end.
-    _thread: EngineThread,
-}
-
-impl Driver {
-    /// What the engine is.
-    pub(crate) fn facts(&self) -> EngineFacts {
-        self.facts
-    }
-
-    /// What the slots were doing after the last step.
-    pub(crate) fn state(&self) -> DriverState {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        state.slots.resize(self.facts.slots, None);
-        state.waiting = self.admission.inside().saturating_sub(state.running());
-        state
-    }
-
-    /// Hands a request to the engine. Whether it is taken is decided at once.
-    ///
-    /// # Errors
-    /// When the prompt does not fit the context or too many requests wait.
-    pub(crate) fn submit(&self, request: Request) -> Result<(), SubmitError> {
-        let (tokens, context_tokens) = (request.prompt.len(), self.facts.context_tokens);
-        if tokens == 0 {
-            return Err(SubmitError::EmptyPrompt);
-        }
-        if tokens >= context_tokens {
-            return Err(SubmitError::PromptTooLong { tokens, context_tokens });
-        }
-        let pass = Admission::enter(&self.admission, request.caller.caller)?;
-        let job = Job { request, submitted: Instant::now(), pass };
-        self.jobs.try_send(Message::Job(Box::new(job))).map_err(|error| match error {
-            TrySendError::Full(_) => SubmitError::Busy { waiting: MESSAGES_WAITING_MAX },
-            TrySendError::Disconnected(_) => SubmitError::Stopped,
-        })
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("facts", &self.facts()).finish_non_exhaustive()
     }
 }
 

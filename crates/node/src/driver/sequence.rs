@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use motley_engine::{SampleContext, Sampler, SamplingParameters};
 use motley_ggml::Token;
+use motley_ring::Ask;
 
 use super::Job;
 use super::admission::Pass;
@@ -21,6 +22,8 @@ pub(super) struct Sequence {
     /// Its place in the queue, given back at its end.
     _pass: Pass,
     resting: bool,
+    /// What was asked, as long as nothing of it was begun.
+    ask: Option<Ask>,
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
@@ -47,6 +50,7 @@ impl Sequence {
             listener: request.listener,
             _pass: job.pass,
             resting: false,
+            ask: None,
             submitted: job.submitted,
             admitted: None,
             first_token: None,
@@ -68,9 +72,25 @@ impl Sequence {
         self.answer_tokens
     }
 
+    /// Keeps what was asked until it is begun.
+    pub(super) fn keep(&mut self, ask: &Ask) {
+        self.ask = Some(ask.clone());
+    }
+
+    /// What was asked, if nothing of it was begun.
+    pub(super) fn take_ask(&mut self) -> Option<Ask> {
+        self.ask.take()
+    }
+
+    /// Whether something of it was begun.
+    pub(super) fn is_admitted(&self) -> bool {
+        self.admitted.is_some()
+    }
+
     /// Notes that the sequence has a slot; true the first time.
     pub(super) fn admit(&mut self) -> bool {
         let first = self.admitted.is_none();
+        self.ask = None;
         self.admitted.get_or_insert_with(Instant::now);
         first
     }

@@ -14,9 +14,7 @@ use motley_ggml::{
 };
 use serde_json::json;
 
-use super::{
-    Answer, CallerKey, Deployment, Driver, Event, FinishReason, Loading, Request, SubmitError,
-};
+use super::{Answer, CallerKey, Deployment, Driver, Event, FinishReason, Request, SubmitError};
 use crate::memory::{self, Usage};
 use crate::prompt::PromptMaker;
 
@@ -62,10 +60,14 @@ impl Fixture {
             threads: THREADS,
             layout: LayoutChoice::Plain,
         };
-        let deployment = Deployment::alone(Arc::clone(&model), options).unwrap();
-        let loading = Loading::start(deployment).unwrap();
         let vocabulary = model.vocabulary().unwrap();
-        let driver = loading.finish(vocabulary.end_tokens()).unwrap();
+        let driver = Driver::new(vocabulary.end_tokens());
+        let deployment = Deployment::alone(Arc::clone(&model), options).unwrap();
+        let (send, loaded) = std::sync::mpsc::channel();
+        let report = move |facts| drop(send.send(facts));
+        let standby = driver.load(deployment, report, Box::new(|_| ())).unwrap();
+        loaded.recv().unwrap().unwrap();
+        driver.start(standby);
         let logits = model.directory().hyper.vocabulary_size;
         Some(Self { model, driver, vocabulary, logits })
     }
@@ -249,7 +251,7 @@ fn memory_is_foretold() {
     let usage = Usage { slots: 3, batch_rows: 24, cache: CacheElement::F16 };
     let foretold =
         memory::needed(fixture.model.directory(), &usage, CONTEXT_TOKENS as u64).unwrap();
-    let held = fixture.driver.facts().memory;
+    let held = fixture.driver.facts().unwrap().memory;
     assert_eq!(foretold.model.weights_bytes, held.weights_mapped_bytes);
     assert_eq!(foretold.model.cache_bytes, held.cache_bytes);
     // The estimate errs on the safe side, but not far.
@@ -265,6 +267,6 @@ fn dropping_the_driver_ends_every_answer() {
     drop(fixture);
     for answer in [running, waiting] {
         let mut events = std::iter::from_fn(|| answer.next_within(PATIENCE));
-        assert!(events.any(|event| matches!(event, Event::Failed(_))));
+        assert!(events.any(|event| matches!(event, Event::Ended(Err(_)))));
     }
 }

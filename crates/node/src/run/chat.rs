@@ -175,7 +175,7 @@ impl Chat {
                     directory.hyper.architecture,
                     directory.hyper.block_count,
                     bytes(ready.model.file_bytes()),
-                    ready.driver.facts().context_tokens,
+                    ready.facts.context_tokens,
                 )
             }
             Topic::System => match &settings.system {

@@ -12,7 +12,7 @@ impl Running {
     /// Prints speeds and memory to stderr.
     pub(super) fn report(&self, given: &Given) {
         let speed = &given.speed;
-        let facts = self.ready.driver.facts();
+        let facts = self.ready.facts;
         let mut text = String::from("\n");
         let mut line = |label: &str, value: String| {
             let _ = writeln!(text, "{:<26}{value}", format!("{label}:"));

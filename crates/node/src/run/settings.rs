@@ -100,8 +100,7 @@ fn ask(prompt: Option<String>) -> Result<Ask, Failure> {
 }
 
 fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
-    let wish =
-        EngineWish::new(arguments.threads, arguments.batch_size, arguments.ubatch_size, 1)?;
+    let wish = EngineWish::new(arguments.threads, arguments.batch_size, arguments.ubatch_size, 1)?;
     if arguments.threads_batch.is_some_and(|batch| batch != wish.threads) {
         return Err(Failure::usage("prompt and answer share one pool of threads")
             .hint(format!("leave -tb out, or give -tb {}", wish.threads)));

@@ -8,8 +8,8 @@ use std::time::Duration;
 use motley_engine::{SamplingOptions, SamplingParameters, StopMatcher};
 use motley_gateway::{
     Backend, BackendMetrics, Caller, ChatPrompt, ClusterState, Constraint, EmbeddingRequest,
-    Failure, GenerationRequest, Health, ModelCard, Refusal, RenderedPrompt, Reply, SlotRequest, SlotState,
-    SpecialTokens, TokenId, TokenStream, ToolChoice,
+    Failure, GenerationRequest, Health, ModelCard, Refusal, RenderedPrompt, Reply, SlotRequest,
+    SlotState, SpecialTokens, TokenId, TokenStream, ToolChoice,
 };
 use motley_ggml::{Token, Vocabulary};
 
@@ -45,12 +45,12 @@ impl EngineBackend {
     /// # Errors
     /// When the model's chat template does not parse.
     pub(super) fn new(ready: Ready, settings: &Settings) -> anyhow::Result<Self> {
-        let Ready { model, vocabulary, driver } = ready;
+        let Ready { model, vocabulary, driver, facts } = ready;
         let directory = model.directory();
         let prompts = PromptMaker::new(&directory.description, &vocabulary)?;
         let stem = model.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = settings.alias.clone().unwrap_or(stem);
-        let context_tokens = count(driver.facts().context_tokens);
+        let context_tokens = count(facts.context_tokens);
         Ok(Self {
             card: card::card(&model, &prompts, name, context_tokens)?,
             vocabulary: Arc::new(vocabulary),
@@ -149,7 +149,7 @@ impl Backend for EngineBackend {
     fn metrics(&self) -> BackendMetrics {
         let state = self.driver.state();
         let held: usize = state.held_tokens;
-        let capacity = state.slots.len() * self.driver.facts().context_tokens;
+        let capacity = state.slots.len() * self.card.context_tokens as usize;
         let used = held as f64 / capacity.max(1) as f64;
         BackendMetrics {
             running: count(state.slots.iter().flatten().count()),
@@ -201,7 +201,8 @@ impl Backend for EngineBackend {
         let bytes = prompt.messages.iter().map(|message| message.content.len()).sum();
         Box::pin(at_leisure(bytes, move || {
             let conversation = Conversation::from_prompt(&prompt, prompts.abilities());
-            let problem = |error: anyhow::Error| Refusal::Template { problem: format!("{error:#}") };
+            let problem =
+                |error: anyhow::Error| Refusal::Template { problem: format!("{error:#}") };
             let rendered = prompts.render(&conversation).map_err(problem)?;
             let tokens = rendered.tokens(&vocabulary).map_err(|error| {
                 Refusal::Failed(Failure::Compute { cause: format!("{error:#}") })

@@ -39,10 +39,7 @@ pub(super) fn card(
         created_unix_s: created.map_or(0, |since| since.as_secs()),
         owned_by: text("general.organization").unwrap_or_else(|| "local".to_owned()),
         architecture: hyper.architecture.to_string(),
-        quantisation: description
-            .file_type
-            .unwrap_or(description.dominant_type.name())
-            .to_owned(),
+        quantisation: description.file_type.unwrap_or(description.dominant_type.name()).to_owned(),
         parameter_count: directory.tensors().map(|tensor| tensor.elements()).sum(),
         weights_bytes: model.file_bytes(),
         context_tokens,

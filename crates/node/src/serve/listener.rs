@@ -46,8 +46,11 @@ impl SinkListener {
 
     /// A chosen token as clients are told of it. One that ends the answer has no text.
     fn drawn(&self, sampled: &Sampled) -> Drawn {
-        let bytes =
-            if sampled.ends_answer { Vec::new() } else { bytes_of(&self.vocabulary, sampled.token) };
+        let bytes = if sampled.ends_answer {
+            Vec::new()
+        } else {
+            bytes_of(&self.vocabulary, sampled.token)
+        };
         let probabilities = sampled.log_probabilities.as_ref();
         let top = probabilities.map_or(&[][..], |found| found.top());
         Drawn {

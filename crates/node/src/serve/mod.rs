@@ -45,7 +45,7 @@ pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Fail
     let socket = runtime.block_on(http::bind(settings.address))?;
     let address = socket.local_addr()?;
     let ready = loading::load(&settings.path, &settings.engine)?;
-    let facts = ready.driver.facts();
+    let facts = ready.facts;
     let backend = EngineBackend::new(ready, &settings)?;
     let models = vec![backend.name().to_owned()];
     let config = config(&settings, address);

@@ -114,8 +114,10 @@ fn keys_in(path: &Path) -> Result<Vec<String>, Failure> {
     }
     let text = fs::read_to_string(path).with_context(told)?;
     let lines = text.lines().map(str::trim);
-    let keys: Vec<String> =
-        lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect();
+    let keys: Vec<String> = lines
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
     if keys.is_empty() {
         return Err(Failure::usage(format!("{} holds no key", path.display())));
     }

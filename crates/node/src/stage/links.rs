@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use motley_ring::{Batch, FrameHeader, MemberIndex, MicroBatchId, Outgoing};
+use motley_ring::{Batch, Epoch, FrameHeader, MemberIndex, MicroBatchId, Outgoing};
 
 use super::Payload;
 
@@ -14,9 +14,9 @@ pub(crate) enum Arrival {
     /// A frame of activations, whose header has been checked against the plan.
     Frame { from: MemberIndex, header: FrameHeader, batch: Batch, payload: Payload },
     /// A member could not compute a micro-batch.
-    StepFailed { micro_batch: MicroBatchId, cause: String },
+    StepFailed { epoch: Epoch, micro_batch: MicroBatchId, cause: String },
     /// A member is gone.
-    Lost { node: Arc<str> },
+    Lost { epoch: Epoch, node: Arc<str> },
 }
 
 /// The ways to the members that this one sends to.
