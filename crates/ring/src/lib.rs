@@ -23,7 +23,7 @@ pub use assignment::{Assignment, AssignmentError, AssignmentSpec};
 pub use batch::{Batch, MicroBatchId, Run, SlotIndex, Wanted, WireElement};
 pub use control::{
     Activity, Address, Addresses, Block, CONTROL_HEADER_BYTES, ControlError, ControlHeader,
-    ControlMessage, FetchBlock, FetchManifest, Hello, Leave, List, Manifest, ModelDigest,
+    ControlMessage, Edge, FetchBlock, FetchManifest, Hello, Leave, List, Manifest, ModelDigest,
     ModelManifestRef, Name, NodeId, OfEpoch, Peer, PeerLost, Ping, Pong, Prepare, PrepareFailed,
     Prepared, ProfileJson, Progress, RefusalCode, Refused, StepFailed, Text, TextError, Welcome,
     encode_control,

@@ -124,6 +124,35 @@ impl Route {
         }
     }
 
+    /// The route of `head` through windows of layers, in the order they are computed. Members are
+    /// numbered below `members`; windows that touch at one member merge, and so does the head's own
+    /// embedding and projecting with a window of its own next to them.
+    ///
+    /// # Errors
+    /// Windows that leave out or repeat a layer, or more of anything than the protocol has room for.
+    pub fn of_windows(
+        members: u16,
+        head: MemberIndex,
+        windows: &[(MemberIndex, Range<u32>)],
+    ) -> Result<Self, RouteError> {
+        let layers = windows.last().map_or(0, |(_, layers)| layers.end);
+        let ends = [(head, 0..0), (head, layers..layers)];
+        let mut stops: Vec<StopSpec> = Vec::with_capacity(windows.len() + 2);
+        for (member, layers) in ends[..1].iter().chain(windows).chain(&ends[1..]) {
+            match stops.last_mut() {
+                Some(last) if last.member == *member && last.end_layer == layers.start => {
+                    last.end_layer = layers.end;
+                }
+                _ => stops.push(StopSpec {
+                    member: *member,
+                    first_layer: layers.start,
+                    end_layer: layers.end,
+                }),
+            }
+        }
+        Self::try_from(RouteSpec { members, stops })
+    }
+
     /// The route of a planned replica, and the device of each of its members: those of the plan in
     /// ring order, then devices that are relays only.
     ///

@@ -54,9 +54,12 @@ pub enum ControlMessage {
     PeerLost(PeerLost),
     /// Either way: the sender goes away on purpose.
     Leave(Leave),
+    /// First on a connection that will carry activations one way, and its answer when the
+    /// receiver is ready for them.
+    Edge(Edge),
     /// Asks for the digests of a model's blocks.
     FetchManifest(FetchManifest),
-    /// The digests follow as raw bytes, 32 each.
+    /// The manifest follows as raw bytes.
     Manifest(Manifest),
     /// Asks for a block of a model.
     FetchBlock(FetchBlock),
@@ -293,6 +296,18 @@ pub struct Leave {
     pub reason: Text,
 }
 
+/// A data connection between two members of a deployment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Edge {
+    /// The deployment.
+    pub epoch: Epoch,
+    /// The member that sends.
+    pub from: MemberIndex,
+    /// The member that receives.
+    pub to: MemberIndex,
+}
+
 /// Asks for a model's manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -307,8 +322,8 @@ pub struct FetchManifest {
 pub struct Manifest {
     /// The model.
     pub model: ModelDigest,
-    /// Number of its blocks; as many digests follow.
-    pub blocks: u32,
+    /// Number of bytes that follow.
+    pub bytes: u32,
 }
 
 /// Asks for a block.
@@ -354,6 +369,7 @@ impl ControlMessage {
             Self::StepFailed(_) => "step_failed",
             Self::PeerLost(_) => "peer_lost",
             Self::Leave(_) => "leave",
+            Self::Edge(_) => "edge",
             Self::FetchManifest(_) => "fetch_manifest",
             Self::Manifest(_) => "manifest",
             Self::FetchBlock(_) => "fetch_block",
@@ -366,7 +382,7 @@ impl ControlMessage {
     #[must_use]
     pub const fn raw_bytes(&self) -> u64 {
         match self {
-            Self::Manifest(manifest) => manifest.blocks as u64 * 32,
+            Self::Manifest(manifest) => manifest.bytes as u64,
             Self::Block(block) => block.bytes as u64,
             _ => 0,
         }
