@@ -1,10 +1,11 @@
 //! The engine: runs windows of layers over rows of many sequences.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use motley_ggml::{
-    AllocateError, Backend, ComputeBuffer, ComputeError, Graph, TensorError, ThreadPool,
-    ThreadPoolOptions, Token,
+    AllocateError, Backend, ComputeBuffer, ComputeError, Graph, MappedFile, TensorError,
+    ThreadPool, ThreadPoolOptions, Token,
 };
 use motley_model::HyperParameters;
 
@@ -17,7 +18,7 @@ use crate::masks;
 use crate::model::Model;
 use crate::reuse::ReuseRule;
 use crate::rows::{self, Group, Row, RowsError, Run};
-use crate::weights::{Parts, Weights};
+use crate::weights::{Parts, Residency, Weights};
 
 /// What an engine holds and how large it may work.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct EngineOptions {
     pub threads: ThreadPoolOptions,
     /// How weight matrices are laid out.
     pub layout: LayoutChoice,
+    /// Where weights are kept that are laid out as in the file.
+    pub residency: Residency,
 }
 
 /// How weight matrices are laid out in memory.
@@ -48,7 +51,7 @@ pub enum LayoutChoice {
     /// Measured per element type when the model is loaded.
     #[default]
     Measured,
-    /// As in the file, mapped: no copy, and the system can reclaim the memory.
+    /// As in the file: no copy but that of the residency.
     Plain,
 }
 
@@ -87,7 +90,10 @@ pub enum LoadError {
         /// Elements of a head.
         head_elements: usize,
     },
-    /// Memory for weights or cache was refused.
+    /// The file became shorter while it was read.
+    #[error("the model's file has become shorter while it was read")]
+    Truncated,
+    /// Memory for weights or cache was refused, or weights could not be read.
     #[error("cannot hold the model")]
     Tensors(#[from] TensorError),
     /// Memory for intermediate values was refused.
@@ -178,6 +184,9 @@ pub enum StepError {
         /// Rows of the batch.
         rows: usize,
     },
+    /// Weights are mapped, and their file has become shorter: results are worthless from now on.
+    #[error("the model's file has become shorter while it was used; its weights are gone")]
+    Truncated,
     /// Memory for intermediate values was refused.
     #[error("cannot grow working memory")]
     Memory(#[from] AllocateError),
@@ -212,6 +221,8 @@ pub struct Engine {
     backend: Backend,
     hyper: HyperParameters,
     held: LayerSet,
+    // Whose maps weights are read from; none with weights in memory.
+    mapped_files: Vec<Arc<MappedFile>>,
     weights: Weights,
     layouts: Layouts,
     cache: Cache,
@@ -246,6 +257,7 @@ impl Engine {
             layers: options.layers.clone(),
             embedding: options.embedding,
             head: options.head,
+            residency: options.residency,
         };
         let weights = Weights::load(model.files(), directory, &parts, &layouts)?;
         let shape = CacheShape {
@@ -262,6 +274,10 @@ impl Engine {
             backend,
             hyper: directory.hyper.clone(),
             held: options.layers.clone(),
+            mapped_files: match options.residency {
+                Residency::Mapped => model.files().to_vec(),
+                Residency::Ram => Vec::new(),
+            },
             weights,
             layouts,
             cache,
@@ -269,6 +285,9 @@ impl Engine {
             scratch: Scratch::default(),
         };
         engine.reserve()?;
+        if model.files().iter().any(|file| file.was_truncated()) {
+            return Err(LoadError::Truncated);
+        }
         Ok(engine)
     }
 
@@ -477,6 +496,9 @@ impl Engine {
         self.write_inputs(index, step, scratch);
         let window = self.graphs.get_mut(index);
         self.backend.compute(&window.graph)?;
+        if self.mapped_files.iter().any(|file| file.was_truncated()) {
+            return Err(StepError::Truncated);
+        }
         if let Some(output) = window.product {
             product.resize(window.graph.output_elements(output), 0.0);
             window.graph.read(output, product);

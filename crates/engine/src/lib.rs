@@ -43,3 +43,4 @@ pub use sampling::{
     SamplingParameterError, SamplingParameters, StopMatcher, StopStringError, StopVerdict,
     TOP_LOGPROBS_MAX, TextStream, TokenLogProbabilities, TokenLogProbability, TokenMask,
 };
+pub use weights::Residency;

@@ -96,6 +96,10 @@ impl Model {
             .collect::<Result<Vec<_>, _>>()?;
         let directory = ModelDirectory::from_files(&parsed)
             .map_err(|source| OpenError::Directory { path: path.to_owned(), source })?;
+        if let Some((path, _)) = paths.iter().zip(&files).find(|(_, file)| file.was_truncated()) {
+            let source = io::Error::other("the file has become shorter while it was read");
+            return Err(OpenError::File { path: path.clone(), source });
+        }
         Ok(Self { path: path.to_owned(), files, directory })
     }
 

@@ -22,7 +22,8 @@ pub(crate) struct Stored {
 /// A weight, with an interleaved copy of its matrix where that is faster.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
-    plain: Stored,
+    /// As in the file; absent where every product takes the interleaved copy.
+    plain: Option<Stored>,
     packed: Option<Stored>,
     layout: Layout,
 }
@@ -32,13 +33,13 @@ impl Weight {
     pub(crate) fn for_rows(&self, rows: usize) -> &Stored {
         match &self.packed {
             Some(packed) if self.layout.packs(rows) => packed,
-            _ => &self.plain,
+            _ => self.plain(),
         }
     }
 
     /// The copy that rows can be looked up in.
     pub(crate) fn plain(&self) -> &Stored {
-        &self.plain
+        self.plain.as_ref().expect("kept unless only interleaved products need the weight")
     }
 }
 
@@ -87,12 +88,24 @@ pub(crate) struct Weights {
     pub(crate) allocated_bytes: u64,
 }
 
+/// Where weights that are laid out as in the file are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residency {
+    /// Mapped: nothing is copied, and the system may drop pages and read them again.
+    #[default]
+    Mapped,
+    /// Read at load into memory of the engine's own, which the system cannot drop; for nodes under
+    /// a memory limit, and where the file may change while it serves.
+    Ram,
+}
+
 /// Which parts of a model to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
     pub(crate) layers: LayerSet,
     pub(crate) embedding: bool,
     pub(crate) head: bool,
+    pub(crate) residency: Residency,
 }
 
 impl Weights {
@@ -103,7 +116,11 @@ impl Weights {
         layouts: &Layouts,
     ) -> Result<Self, TensorError> {
         let wanted = wanted_tensors(directory, parts);
-        let mut loader = Loader::map(files, &wanted)?;
+        let mut loader = Loader { weights: Vec::new(), mapped_bytes: 0, allocated_bytes: 0 };
+        match parts.residency {
+            Residency::Mapped => loader.map(files, &wanted)?,
+            Residency::Ram => loader.read(files, &wanted, layouts)?,
+        }
         loader.pack(files, &wanted, layouts)?;
         let layers =
             parts.layers.iter().map(|layer| loader.layer(&directory.layers[layer])).collect();
@@ -128,22 +145,53 @@ impl Weights {
     }
 }
 
-/// Tensors of the parts, each once, and whether it is only ever multiplied with.
-fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: &Parts) -> Vec<(&'d TensorInfo, bool)> {
+/// A tensor to load, and what it serves for.
+#[derive(Clone, Copy, Debug)]
+struct Wanted<'d> {
+    tensor: &'d TensorInfo,
+    /// As the matrix of products.
+    multiplied: bool,
+    /// For anything else.
+    otherwise: bool,
+}
+
+impl<'d> Wanted<'d> {
+    fn matrix(tensor: &'d TensorInfo) -> Self {
+        Self { tensor, multiplied: true, otherwise: false }
+    }
+
+    fn other(tensor: &'d TensorInfo) -> Self {
+        Self { tensor, multiplied: false, otherwise: true }
+    }
+
+    fn layout(&self, layouts: &Layouts) -> Layout {
+        if self.multiplied { layouts.of(self.tensor) } else { Layout::Plain }
+    }
+}
+
+/// Tensors of the parts, each once.
+fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: &Parts) -> Vec<Wanted<'d>> {
     let mut wanted = Vec::new();
     for layer in parts.layers.iter().map(|layer| &directory.layers[layer]) {
         let matrices = layer.matrices();
-        wanted.extend(layer.tensors().map(|tensor| (tensor, matrices.contains(&tensor))));
+        wanted.extend(layer.tensors().map(|tensor| {
+            let matrix = matrices.contains(&tensor);
+            if matrix { Wanted::matrix(tensor) } else { Wanted::other(tensor) }
+        }));
     }
+    let tied = directory.output.is_none();
     if parts.head {
-        wanted.push((&directory.output_norm, false));
-        wanted.push((directory.head_matrix(), true));
-        wanted.extend(directory.output_bias.as_ref().map(|tensor| (tensor, false)));
+        wanted.push(Wanted::other(&directory.output_norm));
+        wanted.push(Wanted {
+            otherwise: tied && parts.embedding,
+            ..Wanted::matrix(directory.head_matrix())
+        });
+        wanted.extend(directory.output_bias.as_ref().map(Wanted::other));
     }
-    if parts.embedding && !(parts.head && directory.output.is_none()) {
-        wanted.push((&directory.embedding, false));
+    if parts.embedding && !(parts.head && tied) {
+        wanted.push(Wanted::other(&directory.embedding));
     }
-    wanted.extend(directory.rope_frequencies.as_ref().map(|tensor| (tensor, false)));
+    wanted.extend(directory.rope_frequencies.as_ref().map(Wanted::other));
     wanted
 }
 
@@ -155,59 +203,84 @@ struct Loader {
 
 impl Loader {
     /// Maps every tensor; those at places that ggml's kernels cannot read are copied.
-    fn map(files: &[Arc<MappedFile>], wanted: &[(&TensorInfo, bool)]) -> Result<Self, TensorError> {
-        let mut loader = Self { weights: Vec::new(), mapped_bytes: 0, allocated_bytes: 0 };
+    fn map(&mut self, files: &[Arc<MappedFile>], wanted: &[Wanted<'_>]) -> Result<(), TensorError> {
         for (index, file) in files.iter().enumerate() {
             let (aligned, misaligned): (Vec<&TensorInfo>, Vec<&TensorInfo>) = wanted
                 .iter()
-                .map(|(tensor, _)| *tensor)
+                .map(|wanted| wanted.tensor)
                 .filter(|tensor| tensor.file_index == index)
                 .partition(|tensor| tensor.offset.is_multiple_of(TensorSet::FILE_ALIGNMENT));
-            let placed: Vec<PlacedTensor> = aligned
-                .iter()
-                .map(|tensor| PlacedTensor { spec: spec(tensor), offset: tensor.offset })
-                .collect();
-            let mapped = TensorSet::map(Arc::clone(file), &placed)?;
+            let mapped = TensorSet::map(Arc::clone(file), &placed(&aligned))?;
             populate(file, &aligned);
-            loader.mapped_bytes += aligned.iter().map(|tensor| tensor.bytes).sum::<u64>();
-            loader.add_plain(&mapped, &aligned);
-
-            let specs: Vec<TensorSpec> = misaligned.iter().map(|tensor| spec(tensor)).collect();
-            let copied = TensorSet::allocate(motley_ggml::Device::cpu().memory(), &specs)?;
-            for (id, tensor) in copied.ids().zip(&misaligned) {
-                copied.write(id, 0, bytes_of(file, tensor))?;
-            }
-            loader.allocated_bytes += copied.allocated_bytes() as u64;
-            loader.add_plain(&copied, &misaligned);
+            self.mapped_bytes += aligned.iter().map(|tensor| tensor.bytes).sum::<u64>();
+            self.add_plain(&mapped, &aligned);
+            self.copy(file, &misaligned)?;
         }
-        Ok(loader)
+        Ok(())
+    }
+
+    /// Reads every tensor that some use needs as in the file.
+    fn read(
+        &mut self,
+        files: &[Arc<MappedFile>],
+        wanted: &[Wanted<'_>],
+        layouts: &Layouts,
+    ) -> Result<(), TensorError> {
+        for (index, file) in files.iter().enumerate() {
+            let (plain, packed): (Vec<Wanted<'_>>, Vec<Wanted<'_>>) = wanted
+                .iter()
+                .filter(|wanted| wanted.tensor.file_index == index)
+                .partition(|wanted| wanted.otherwise || wanted.layout(layouts) != Layout::Packed);
+            self.copy(file, &plain.iter().map(|wanted| wanted.tensor).collect::<Vec<_>>())?;
+            for wanted in packed {
+                self.add(wanted.tensor, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, file: &MappedFile, tensors: &[&TensorInfo]) -> Result<(), TensorError> {
+        let copied = TensorSet::read_file(file, &placed(tensors))?;
+        self.allocated_bytes += copied.allocated_bytes() as u64;
+        self.add_plain(&copied, tensors);
+        Ok(())
     }
 
     fn add_plain(&mut self, set: &Rc<TensorSet>, tensors: &[&TensorInfo]) {
         for (id, tensor) in set.ids().zip(tensors) {
-            let plain = Stored { set: Rc::clone(set), id };
-            let weight = Weight { plain, packed: None, layout: Layout::Plain };
-            self.weights.push((tensor.name.clone(), weight));
+            self.add(tensor, Some(Stored { set: Rc::clone(set), id }));
         }
+    }
+
+    fn add(&mut self, tensor: &TensorInfo, plain: Option<Stored>) {
+        let weight = Weight { plain, packed: None, layout: Layout::Plain };
+        self.weights.push((tensor.name.clone(), weight));
     }
 
     /// Makes the interleaved copies that `layouts` asks for.
     fn pack(
         &mut self,
         files: &[Arc<MappedFile>],
-        wanted: &[(&TensorInfo, bool)],
+        wanted: &[Wanted<'_>],
         layouts: &Layouts,
     ) -> Result<(), TensorError> {
         let Some(memory) = layouts.packed_memory() else { return Ok(()) };
         let chosen: Vec<&TensorInfo> = wanted
             .iter()
-            .filter(|(tensor, matrix)| *matrix && layouts.of(tensor) != Layout::Plain)
-            .map(|(tensor, _)| *tensor)
+            .filter(|wanted| wanted.layout(layouts) != Layout::Plain)
+            .map(|wanted| wanted.tensor)
             .collect();
         let specs: Vec<TensorSpec> = chosen.iter().map(|tensor| spec(tensor)).collect();
         let set = TensorSet::allocate(memory, &specs)?;
+        let mut bytes = Vec::new();
         for (id, tensor) in set.ids().zip(&chosen) {
-            set.write(id, 0, bytes_of(&files[tensor.file_index], tensor))?;
+            bytes.resize(set.tensor_bytes(id), 0);
+            let file = &files[tensor.file_index];
+            file.read_at(tensor.offset, &mut bytes).map_err(|error| TensorError::Unreadable {
+                name: tensor.name.clone(),
+                message: error.to_string(),
+            })?;
+            set.write(id, 0, &bytes)?;
             let weight = self.find_mut(&tensor.name);
             weight.packed = Some(Stored { set: Rc::clone(&set), id });
             weight.layout = layouts.of(tensor);
@@ -218,12 +291,12 @@ impl Loader {
 
     fn find_mut(&mut self, name: &str) -> &mut Weight {
         let found = self.weights.iter_mut().find(|(known, _)| known == name);
-        &mut found.expect("every wanted tensor was mapped").1
+        &mut found.expect("every wanted tensor was added").1
     }
 
     fn weight(&self, tensor: &TensorInfo) -> Weight {
         let found = self.weights.iter().find(|(known, _)| *known == tensor.name);
-        found.expect("every wanted tensor was mapped").1.clone()
+        found.expect("every wanted tensor was added").1.clone()
     }
 
     fn optional(&self, tensor: Option<&TensorInfo>) -> Option<Weight> {
@@ -278,6 +351,11 @@ fn populate(file: &MappedFile, tensors: &[&TensorInfo]) {
 
 /// Gaps up to this length are cheaper to read than to leave out.
 const PAGE_BYTES: u64 = 4096;
+
+fn placed(tensors: &[&TensorInfo]) -> Vec<PlacedTensor> {
+    let place = |tensor: &&TensorInfo| PlacedTensor { spec: spec(tensor), offset: tensor.offset };
+    tensors.iter().map(place).collect()
+}
 
 /// The tensor as ggml knows it.
 fn spec(tensor: &TensorInfo) -> TensorSpec {

@@ -7,8 +7,8 @@ use common::{
     BATCH_ROWS, CONTEXT_TOKENS, Cut, Fixture, Greedy, THREADS, greedy, ours_greedy, run_cut,
 };
 use motley_engine::{
-    CacheElement, CacheError, Engine, EngineOptions, Entering, LayoutChoice, LoadError, Row,
-    RowsError, Step, StepError, Wanted,
+    CacheElement, CacheError, Engine, EngineOptions, Entering, LayoutChoice, LoadError, Residency,
+    Row, RowsError, Step, StepError, Wanted,
 };
 use motley_ggml::{ReferenceModel, ReferenceRow, Token};
 
@@ -219,6 +219,7 @@ fn part(fixture: &Fixture, layers: std::ops::Range<usize>) -> Engine {
             cache: CacheElement::F16,
             threads: THREADS,
             layout: LayoutChoice::Plain,
+            residency: Residency::Mapped,
         },
     )
     .unwrap()
@@ -344,6 +345,7 @@ fn options_that_do_not_fit_the_model_are_refused() {
         cache: CacheElement::F16,
         threads: THREADS,
         layout: LayoutChoice::Plain,
+        residency: Residency::Mapped,
     };
     let load = |options: EngineOptions| Engine::load(&fixture.model, &options).map(|_| ());
     assert!(matches!(

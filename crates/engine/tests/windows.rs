@@ -7,7 +7,7 @@ use std::ops::Range;
 use common::{BATCH_ROWS, CONTEXT_TOKENS, Cut, Fixture, Greedy, THREADS, greedy, ours_greedy};
 use motley_engine::{
     CacheElement, Engine, EngineOptions, Entering, FileType, LayerSet, LayoutChoice, ModelRecipe,
-    ReuseRule, Row, RowsError, SlotHistory, Step, StepError, Wanted, small_model,
+    Residency, ReuseRule, Row, RowsError, SlotHistory, Step, StepError, Wanted, small_model,
 };
 use motley_ggml::Token;
 
@@ -37,6 +37,7 @@ fn engine(fixture: &Fixture, layers: LayerSet, ends: bool) -> Engine {
         cache: CacheElement::F16,
         threads: THREADS,
         layout: LayoutChoice::Plain,
+        residency: Residency::Mapped,
     };
     Engine::load(&fixture.model, &options).unwrap()
 }

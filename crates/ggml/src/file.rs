@@ -7,9 +7,14 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
+use crate::truncation::Guard;
+
 /// A whole file mapped read-only.
 pub struct MappedFile {
+    // Dropped before the map that it guards.
+    guard: Guard,
     map: Mmap,
+    file: File,
 }
 
 impl MappedFile {
@@ -24,11 +29,33 @@ impl MappedFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         // SAFETY: the map is private to this process and only read. Another program that
-        // truncates or rewrites the file while it is mapped can change the bytes or end the
-        // process by a signal; model files are installed once and replaced by renaming, and no
-        // length is ever taken from the mapped bytes without a check against the map's length.
+        // rewrites the file while it is mapped can change the bytes, one that truncates it leaves
+        // zeros (see `truncation`); model files are installed once and replaced by renaming, and
+        // no length is ever taken from the mapped bytes without a check against the map's length.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Self { map })
+        Ok(Self { guard: Guard::new(&map), map, file })
+    }
+
+    /// Whether bytes were missing when they were read: the file has become shorter, and zeros
+    /// stand for what it lost. Stays true.
+    pub fn was_truncated(&self) -> bool {
+        self.guard.was_hit()
+    }
+
+    /// Fills `bytes` with the file's bytes from `offset` on, read instead of mapped.
+    ///
+    /// # Errors
+    /// When the file cannot be read or ends too early.
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset);
+        #[cfg(not(unix))]
+        {
+            use std::io::{Read as _, Seek as _};
+            let mut file = self.file.try_clone()?;
+            file.seek(io::SeekFrom::Start(offset))?;
+            file.read_exact(bytes)
+        }
     }
 
     /// The bytes of the file.

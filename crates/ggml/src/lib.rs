@@ -17,6 +17,7 @@ mod quantize;
 mod reference;
 mod tensors;
 mod threads;
+mod truncation;
 mod vocabulary;
 
 pub use backend::{Backend, BufferKind, ComputeError, Device, DeviceKind, devices};

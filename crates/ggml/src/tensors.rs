@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use llama_cpp_sys_2 as sys;
 
-use crate::backend::BufferKind;
+use crate::backend::{BufferKind, Device};
 use crate::element::ElementType;
 use crate::file::MappedFile;
 use crate::log;
@@ -77,6 +77,14 @@ pub enum TensorError {
         /// What ggml logged last.
         message: String,
     },
+    /// The file could not be read, or has become shorter.
+    #[error("tensor {name} cannot be read: {message}")]
+    Unreadable {
+        /// The tensor.
+        name: String,
+        /// What the system said.
+        message: String,
+    },
     /// An access beyond the end of a tensor.
     #[error("{length} bytes at {offset} lie outside a tensor of {bytes} bytes")]
     OutsideTensor {
@@ -130,6 +138,31 @@ impl TensorSet {
         // SAFETY: the buffer is owned by the set.
         unsafe { sys::ggml_backend_buffer_clear(buffer.as_ptr(), 0) };
         Ok(Rc::new(set))
+    }
+
+    /// Makes tensors in the processor's memory and reads their bytes from `file`, in the order of
+    /// the file; it may be truncated or removed afterwards.
+    ///
+    /// # Errors
+    /// When a tensor is misshaped or not inside the file, or memory or reading is refused.
+    pub fn read_file(file: &MappedFile, placed: &[PlacedTensor]) -> Result<Rc<Self>, TensorError> {
+        let specs: Vec<TensorSpec> = placed.iter().map(|tensor| tensor.spec.clone()).collect();
+        let set = Self::allocate(Device::cpu().memory(), &specs)?;
+        let mut in_order: Vec<_> = set.tensors.iter().zip(placed).collect();
+        in_order.sort_unstable_by_key(|(_, place)| place.offset);
+        for (tensor, place) in in_order {
+            // SAFETY: the tensor has zero-filled memory of the processor, as many bytes as it
+            // needs, which nothing else refers to yet.
+            let bytes = unsafe {
+                let data = sys::ggml_get_data(tensor.as_ptr()).cast::<u8>();
+                std::slice::from_raw_parts_mut(data, bytes_of(*tensor))
+            };
+            file.read_at(place.offset, bytes).map_err(|error| TensorError::Unreadable {
+                name: place.spec.name.clone(),
+                message: error.to_string(),
+            })?;
+        }
+        Ok(set)
     }
 
     /// Makes tensors that read the mapped bytes of `file`; nothing is copied.

@@ -101,6 +101,7 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
         cache: wish.cache,
         threads: ThreadPoolOptions { threads: wish.threads, poll_percent: 50, pinned: false },
         layout: wish.layout,
+        residency: motley_engine::Residency::Mapped,
     };
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let size = terminal::bytes(model.file_bytes());

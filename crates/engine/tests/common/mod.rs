@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use motley_engine::{
-    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, ModelRecipe, Row, Step,
-    Wanted, make_model_file,
+    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, ModelRecipe, Residency,
+    Row, Step, Wanted, make_model_file,
 };
 use motley_ggml::{
     ReferenceContext, ReferenceModel, ReferenceOptions, ReferenceRow, ThreadPoolOptions, Token,
@@ -131,6 +131,7 @@ impl Fixture {
                 cache,
                 threads: THREADS,
                 layout,
+                residency: Residency::Mapped,
             },
         )
         .unwrap()

@@ -59,6 +59,7 @@ impl Fixture {
             cache: CacheElement::F16,
             threads: THREADS,
             layout: LayoutChoice::Plain,
+            residency: motley_engine::Residency::Mapped,
         };
         let vocabulary = model.vocabulary().unwrap();
         let driver = Driver::new(vocabulary.end_tokens());
