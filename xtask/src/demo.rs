@@ -26,7 +26,8 @@ pub(crate) fn run(workplace: &Workplace) -> Result<()> {
     steps::run(STEPS, workplace)
 }
 
-fn build(workplace: &Workplace) -> Result<Outcome> {
+/// Builds the program that all of this is about.
+pub(crate) fn build(workplace: &Workplace) -> Result<Outcome> {
     eprintln!("   the first build compiles llama.cpp's kernels and takes some minutes");
     let cargo = workplace.cargo(&["build", "--release", "--locked", "--package", "motley"]);
     let hint = "the compiler's first message above tells why";

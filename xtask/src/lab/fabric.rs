@@ -9,9 +9,12 @@ use std::collections::BinaryHeap;
 
 use super::description::{Description, Wire};
 
-/// Headers of Ethernet, IPv4 and TCP, which are carried for free, so that a bandwidth is what an
-/// application gets of it.
-const HEADERS_BYTES: usize = 66;
+/// The kernel's note on a frame and the headers of Ethernet, IPv4 and TCP, which are carried for
+/// free, so that a bandwidth is what an application gets of it.
+const HEADERS_BYTES: usize = NOTE_BYTES + 14 + 20 + 32;
+/// What the kernel notes before each frame: its checksum and how it is to be cut
+/// (`struct virtio_net_hdr`).
+pub(super) const NOTE_BYTES: usize = 10;
 /// What a frame of the wire carries of a TCP stream.
 const SEGMENT_BYTES: usize = 1448;
 /// How long a frame may wait in a queue before it is dropped, beside the round trip that TCP needs

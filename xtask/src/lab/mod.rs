@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::Workplace;
-use crate::process::{self, Job};
+use crate::demo;
 
 use description::Description;
 use session::Lab;
@@ -56,7 +56,7 @@ pub(crate) fn run(workplace: &Workplace, arguments: &[String]) -> Result<()> {
     let commands = description.devices.iter().map(|device| &device.command);
     let mut words = commands.chain([&arguments.command]).flatten();
     if !arguments.check && words.any(|word| word.contains("{motley}")) {
-        build_motley(workplace)?;
+        demo::build(workplace)?;
     }
     let mut lab = Lab::build(workplace, &description, &text)?;
     // Also what fails is followed by the lab's removal, which `lab` does when it goes.
@@ -90,13 +90,6 @@ pub(crate) fn hidden(command: &str, arguments: &[String]) -> Result<()> {
 #[cfg(target_os = "linux")]
 fn read(file: &Path) -> Result<Description> {
     description::parse(&fs::read_to_string(file)?).with_context(|| file.display().to_string())
-}
-
-fn build_motley(workplace: &Workplace) -> Result<()> {
-    let cargo = workplace.cargo(&["build", "--release", "--locked", "--package", "motley"]);
-    let hint = "`cargo xtask demo` sets up what a build needs";
-    let job = Job { label: "building motley", limit: Duration::from_secs(60 * 60), hint };
-    process::show(cargo, &job)
 }
 
 /// This program, to be started again as a part of the lab; by the kernel's name for it, because the

@@ -14,11 +14,8 @@ use nix::sys::time::TimeSpec;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::description::Description;
-use super::fabric::Fabric;
+use super::fabric::{Fabric, NOTE_BYTES};
 
-/// The kernel's note on checksum and segments before each frame, kept as it is, so that the
-/// kernel neither sums nor cuts what stays in this machine (`struct virtio_net_hdr`).
-const NOTE_BYTES: usize = 10;
 /// The largest bundle that TCP sends, with its headers.
 const FRAME_BYTES_MAX: usize = NOTE_BYTES + 14 + 65_536;
 /// How many frames of one device are taken before the others have their turn.
@@ -56,6 +53,8 @@ pub(super) fn run(description: &Description, interfaces: &[String]) -> Result<()
 }
 
 fn open(name: &str) -> Result<SyncDevice> {
+    // With offloads, the kernel neither sums nor cuts what stays in this machine: the note that it
+    // puts before a frame goes back to it as it came.
     let tap = DeviceBuilder::new()
         .name(name)
         .layer(Layer::L2)

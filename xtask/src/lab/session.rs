@@ -171,11 +171,8 @@ impl Lab {
         head.envs(told.environment(0));
         let mut head = head.spawn().with_context(|| format!("cannot run {}", words[0]))?;
         let ended = self.wait(&mut head, limit);
-        if ended.is_err() {
-            // Without groups, this is how the command's children are found.
-            stop(head.id());
-            let _ = head.wait();
-        }
+        // From here on it is ended as the others are, if it has not ended.
+        self.programs.push((description.devices[0].name.clone(), head));
         let status = ended?;
         ensure!(
             status.success(),
@@ -318,7 +315,8 @@ fn make_folder(parent: &Path, run: u32) -> Result<PathBuf> {
         .collect();
     old.sort();
     for (_, path) in old.iter().rev().skip(FOLDERS_KEPT - 1) {
-        fs::remove_dir_all(path)?;
+        // Another lab may be at the same.
+        let _ = fs::remove_dir_all(path);
     }
     let folder = parent.join(run.to_string());
     if folder.exists() {

@@ -38,10 +38,13 @@ impl Words<'_> {
         }
         for other in &self.plan.places {
             filled = filled.replace(&format!("{{address.{}}}", other.name), &other.address);
+            filled = filled.replace(&format!("{{state.{}}}", other.name), &self.state(other));
         }
-        if let Some((_, rest)) = filled.split_once("{address.") {
-            let name = rest.split('}').next().unwrap_or_default();
-            bail!("{word}: no device is called `{name}`");
+        for start in ["{address.", "{state."] {
+            if let Some((_, rest)) = filled.split_once(start) {
+                let name = rest.split('}').next().unwrap_or_default();
+                bail!("{word}: no device is called `{name}`");
+            }
         }
         Ok(filled)
     }
@@ -72,12 +75,15 @@ impl Words<'_> {
     fn own_environment(&self, index: usize) -> Vec<(String, String)> {
         let place = &self.plan.places[index];
         [
-            ("NAME", place.name.clone()),
-            ("ADDRESS", place.address.clone()),
-            ("STATE", self.state(place)),
-            ("THREADS", self.threads(index).to_string()),
+            ("MOTLEY_LAB_NAME", place.name.clone()),
+            ("MOTLEY_LAB_ADDRESS", place.address.clone()),
+            ("MOTLEY_LAB_STATE", self.state(place)),
+            ("MOTLEY_LAB_THREADS", self.threads(index).to_string()),
+            // Devices share a file system, but neither keys nor models.
+            ("XDG_STATE_HOME", self.state(place)),
+            ("XDG_DATA_HOME", self.state(place)),
         ]
-        .map(|(name, value)| (format!("MOTLEY_LAB_{name}"), value))
+        .map(|(name, value)| (name.to_owned(), value))
         .to_vec()
     }
 
