@@ -7,7 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
-    bench, completions, make_model, plan, run, serve, short_options, show, tokenize, version,
+    bench, completions, init, make_model, plan, run, serve, short_options, show, token, tokenize,
+    version,
 };
 
 /// Printed when nothing is asked.
@@ -42,6 +43,10 @@ pub(crate) enum Command {
     Run(Box<run::Arguments>),
     /// Serve a model to OpenAI's and Ollama's clients
     Serve(Box<serve::Arguments>),
+    /// Begin a cluster on this device
+    Init(init::Arguments),
+    /// Invite devices to the cluster, or list and revoke invitations
+    Token(token::Arguments),
     /// Show what a model is and what it needs
     Show(show::Arguments),
     /// Plan who computes what, why, and how fast that is
@@ -71,15 +76,19 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command
 
 /// All commands and options, each option with its variable.
 pub(crate) fn definition() -> clap::Command {
-    Line::command().mut_subcommands(|command| {
-        // The long form, a paragraph per option, would not fit a screen.
-        let help = Arg::new("help").short('h').long("help").help("Print help");
-        command
-            .max_term_width(HELP_COLUMNS_MAX)
-            .mut_args(with_variable)
-            .disable_help_flag(true)
-            .arg(help.action(ArgAction::HelpShort))
-    })
+    Line::command().mut_subcommands(complete)
+}
+
+/// A command with its variables and its help, and all commands below it.
+fn complete(command: clap::Command) -> clap::Command {
+    // The long form, a paragraph per option, would not fit a screen.
+    let help = Arg::new("help").short('h').long("help").help("Print help");
+    command
+        .max_term_width(HELP_COLUMNS_MAX)
+        .mut_args(with_variable)
+        .disable_help_flag(true)
+        .arg(help.action(ArgAction::HelpShort))
+        .mut_subcommands(complete)
 }
 
 /// One variable per option: `--top-k` is `MOTLEY_TOP_K`.

@@ -15,6 +15,7 @@ mod completions;
 mod driver;
 mod failure;
 mod identity;
+mod init;
 mod interrupt;
 mod loading;
 mod make_model;
@@ -29,6 +30,7 @@ mod show;
 mod stage;
 mod store;
 mod terminal;
+mod token;
 mod tokenize;
 mod transport;
 mod version;
@@ -66,6 +68,8 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Welcome => Ok(terminal::print(arguments::WELCOME)?),
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Serve(arguments) => serve::execute(*arguments, started),
+        Command::Init(arguments) => init::execute(&arguments),
+        Command::Token(arguments) => token::execute(&arguments),
         Command::Show(arguments) => show::execute(&arguments),
         Command::Plan(arguments) => plan::execute(&arguments),
         Command::Bench(arguments) => bench::execute(&arguments),

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Where members listen unless told otherwise.
+pub(crate) const CLUSTER_PORT: u16 = 11_556;
+
 /// From the first byte to a member let in or refused.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 

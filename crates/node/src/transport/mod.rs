@@ -6,6 +6,7 @@
 //! [`Sender`] for two threads. Every wait has a limit.
 #![allow(dead_code, unused_imports, reason = "the commands of a cluster, which follow, use it")]
 
+mod addresses;
 mod connect;
 mod connection;
 mod counters;
@@ -17,11 +18,13 @@ mod listener;
 mod socket;
 mod verifiers;
 
+pub(crate) use addresses::own_addresses;
 pub(crate) use connect::{ConnectError, connect};
 pub(crate) use connection::{Closer, Connection, ReceiveError, Receiver, SendError, Sender};
 pub(crate) use counters::{Counters, RefusedBecause};
 pub(crate) use endpoint::{Clock, Endpoint, EndpointError, MemberCheck};
 pub(crate) use enrolment::{JoinError, ServeApplicantError, join, serve_applicant};
+pub(crate) use limits::CLUSTER_PORT;
 pub(crate) use listener::{Arrival, ListenError, Listener};
 
 #[cfg(test)]
