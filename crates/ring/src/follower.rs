@@ -218,7 +218,7 @@ impl Follower {
 
     /// Looks at the time.
     pub fn poll(&mut self, now: Duration) {
-        self.heard += slept(self.polled, now);
+        self.heard = (self.heard + slept(self.polled, now)).min(now.max(self.heard));
         self.polled = self.polled.max(now);
         let silent_for = now.saturating_sub(self.heard);
         if silent_for >= LOST_AFTER {

@@ -32,10 +32,8 @@ pub const CONTROL_BYTES_MAX: u32 = 1 << 20;
 pub const HELLO_BYTES_MAX: u32 = 128 << 10;
 /// A device profile inside a hello, as JSON.
 pub const PROFILE_BYTES_MAX: usize = 64 << 10;
-/// One block of a model file, or the list of all its blocks' digests.
+/// One block of a model file, or the list of all its blocks.
 pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
-/// Blocks of one model file: their digests fit the length of one block.
-pub const BLOCKS_MAX: u32 = BLOCK_BYTES_MAX / 32;
 /// A name of a node, a version or a number format.
 pub const NAME_BYTES_MAX: usize = 128;
 /// An explanation that a person will read.

@@ -493,7 +493,7 @@ impl Coordinator {
         }
         let mut lost = Vec::new();
         for (node, member) in self.members.iter_mut().filter(|(node, _)| **node != own) {
-            member.heard += slept;
+            member.heard = (member.heard + slept).min(now.max(member.heard));
             let silent_for = now.saturating_sub(member.heard);
             if silent_for >= LOST_AFTER {
                 lost.push((*node, silent_for));
