@@ -10,6 +10,7 @@
 mod cache;
 mod checks;
 mod demo;
+mod fixtures;
 #[cfg(feature = "lab")]
 mod lab;
 #[cfg(not(feature = "lab"))]
@@ -32,6 +33,9 @@ const USAGE: &str = "\
 cargo xtask demo            set up, build, fetch a small model, and let it answer
 cargo xtask test [STEP..]   set up and run every check (or only the named ones)
 cargo xtask models [NAME..] fetch models for tests and benchmarks; without names, list them
+cargo xtask fixtures [NAME..]
+                            make random models of every architecture and number format in the
+                            cache; without names, list them
 cargo xtask lab FILE [--limit 10m] -- COMMAND..
                             build the cluster that FILE describes (docs/LAB.md), and run COMMAND
                             on its first device; with --check instead, measure the cluster";
@@ -61,6 +65,7 @@ fn run(arguments: &[String]) -> Result<()> {
         #[cfg(feature = "lab")]
         _ if command.starts_with("lab-") => lab::hidden(command, rest),
         "models" => models::run(&Workplace::find()?, rest),
+        "fixtures" => fixtures::run(&Workplace::find()?, rest),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");
             Ok(())

@@ -372,3 +372,23 @@ pub(crate) fn bytes_of<'f>(file: &'f MappedFile, tensor: &TensorInfo) -> &'f [u8
     let length = usize::try_from(tensor.bytes).expect("inside the map");
     &file.bytes()[start..start + length]
 }
+
+#[cfg(test)]
+mod tests {
+    use motley_model::TensorType;
+
+    use super::*;
+
+    /// Two tables of one format: the reader's, in safe Rust, and ggml's own.
+    #[test]
+    fn the_reader_knows_the_types_and_blocks_of_ggml() {
+        for id in 0..256 {
+            let (ours, theirs) = (TensorType::from_id(id), ElementType::from_id(id));
+            assert_eq!(ours.is_some(), theirs.is_some(), "type {id}");
+            let (Some(ours), Some(theirs)) = (ours, theirs) else { continue };
+            let blocks = (theirs.block_elements() as u64, theirs.block_bytes() as u64);
+            assert_eq!((ours.block_elements(), ours.block_bytes()), blocks, "{theirs}");
+            assert_eq!(ours.name().to_lowercase(), theirs.name().to_lowercase());
+        }
+    }
+}

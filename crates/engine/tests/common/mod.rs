@@ -62,10 +62,22 @@ pub(crate) struct Greedy {
 }
 
 impl Greedy {
-    /// Largest difference between logits of two runs, over the steps before their tokens differ.
+    /// How far `other` preferred its own token where the two first chose differently.
+    pub(crate) fn lead_at_first_difference(&self, other: &Self) -> Option<f32> {
+        let step = self.same_tokens(other);
+        let (ours, theirs) = (*self.tokens.get(step)?, *other.tokens.get(step)?);
+        Some(other.logits[step][theirs as usize] - other.logits[step][ours as usize])
+    }
+
+    fn same_tokens(&self, other: &Self) -> usize {
+        self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Largest difference between logits of two runs, over the steps that had equal tokens before
+    /// them.
     pub(crate) fn largest_difference(&self, other: &Self) -> f32 {
-        let same = self.tokens.iter().zip(&other.tokens).take_while(|(a, b)| a == b).count();
-        self.logits[..same]
+        let comparable = (self.same_tokens(other) + 1).min(self.logits.len());
+        self.logits[..comparable]
             .iter()
             .zip(&other.logits)
             .flat_map(|(a, b)| a.iter().zip(b).map(|(a, b)| (a - b).abs()))
