@@ -293,9 +293,12 @@ fn a_head_that_slept_does_not_blame_the_others() {
     assert_eq!(head.members()[&node(1)].round_trip, Some(ms(3)));
 }
 
+/// How a member goes.
+type End = fn(&mut Coordinator);
+
 #[test]
 fn whoever_goes_ends_the_deployment_he_served_in() {
-    let ends: [(&str, fn(&mut Coordinator)); 4] = [
+    let ends: [(&str, End); 4] = [
         ("closed", |head| head.closed(node(1), 2)),
         ("an older connection closed", |head| head.closed(node(1), 1)),
         ("left", |head| {
@@ -464,35 +467,38 @@ fn follower_said(follower: &mut Follower) -> String {
     told.join(", ")
 }
 
-/// Every state and what every input does in it: the table of the state machine.
-#[test]
-fn the_states_of_a_member() {
-    let ways: [(&str, &[(&str, u64)]); 6] = [
-        ("idle", &[]),
-        ("preparing 8", &[("prepare", 8)]),
-        ("prepared 8", &[("prepare", 8), ("ready", 8)]),
-        ("serving 8", &[("prepare", 8), ("ready", 8), ("commit", 8)]),
-        ("serving 8, preparing 9", &[("prepare", 8), ("ready", 8), ("commit", 8), ("prepare", 9)]),
-        (
-            "serving 8, prepared 9",
-            &[("prepare", 8), ("ready", 8), ("commit", 8), ("prepare", 9), ("ready", 9)],
-        ),
-    ];
-    let inputs = [
-        ("prepare", 8),
-        ("prepare", 10),
-        ("ready", 9),
-        ("fail", 8),
-        ("commit", 8),
-        ("commit", 9),
-        ("release", 8),
-        ("release", 9),
-        ("close", 0),
-    ];
+/// The ways to a member's states.
+const WAYS: [(&str, &[(&str, u64)]); 6] = [
+    ("idle", &[]),
+    ("preparing 8", &[("prepare", 8)]),
+    ("prepared 8", &[("prepare", 8), ("ready", 8)]),
+    ("serving 8", &[("prepare", 8), ("ready", 8), ("commit", 8)]),
+    ("serving 8, preparing 9", &[("prepare", 8), ("ready", 8), ("commit", 8), ("prepare", 9)]),
+    (
+        "serving 8, prepared 9",
+        &[("prepare", 8), ("ready", 8), ("commit", 8), ("prepare", 9), ("ready", 9)],
+    ),
+];
+
+/// What can come to a member.
+const INPUTS: [(&str, u64); 9] = [
+    ("prepare", 8),
+    ("prepare", 10),
+    ("ready", 9),
+    ("fail", 8),
+    ("commit", 8),
+    ("commit", 9),
+    ("release", 8),
+    ("release", 9),
+    ("close", 0),
+];
+
+/// What every input does in every state.
+fn transitions() -> String {
     let mut table = String::new();
-    for (name, way) in ways {
+    for (name, way) in WAYS {
         table += &format!("{name}\n");
-        for (input, epoch) in inputs {
+        for (input, epoch) in INPUTS {
             let mut follower = Follower::new(Epoch(7), ms(0));
             for (input, epoch) in way {
                 step(&mut follower, input, *epoch).expect("the way to the state");
@@ -504,6 +510,11 @@ fn the_states_of_a_member() {
             table += &format!("  {input} {epoch}: {told} -> {:?}\n", follower.state());
         }
     }
+    table
+}
+
+#[test]
+fn the_states_of_a_member() {
     expect![[r#"
         idle
           prepare 8: load 8 -> Preparing(Epoch(8))
@@ -565,7 +576,7 @@ fn the_states_of_a_member() {
           release 8: retire 8, send released -> Prepared(Epoch(9))
           release 9: abandon 9, send released -> Serving(Epoch(8))
           close 0: abandon 9, retire 8, head lost -> Idle
-    "#]].assert_eq(&table);
+    "#]].assert_eq(&transitions());
 }
 
 #[test]
