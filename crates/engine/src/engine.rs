@@ -358,7 +358,14 @@ impl Engine {
     /// When the step does not fit this engine or the state of its slots; the slots are unchanged
     /// then. A failing back-end leaves the rows' slots in an unknown state: clear them.
     pub fn run(&mut self, step: &Step<'_>, product: &mut Vec<f32>) -> Result<(), StepError> {
-        product.clear();
+        let done = self.run_checked(step, product);
+        if done.is_err() {
+            product.clear();
+        }
+        done
+    }
+
+    fn run_checked(&mut self, step: &Step<'_>, product: &mut Vec<f32>) -> Result<(), StepError> {
         self.check_window(step)?;
         self.check_values(step)?;
         let shape = self.cache.shape();
@@ -480,6 +487,7 @@ impl Engine {
         product: &mut Vec<f32>,
     ) -> Result<(), StepError> {
         if step.layers.is_empty() && matches!(step.wanted, Wanted::Logits([])) {
+            product.clear();
             return Ok(());
         }
         let window = self.hyper.sliding_window;
@@ -500,8 +508,11 @@ impl Engine {
             return Err(StepError::Truncated);
         }
         if let Some(output) = window.product {
+            // Of the same length as before it keeps its memory as it is: all of it is replaced.
             product.resize(window.graph.output_elements(output), 0.0);
             window.graph.read(output, product);
+        } else {
+            product.clear();
         }
         Ok(())
     }

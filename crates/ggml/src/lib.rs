@@ -13,6 +13,7 @@ mod file;
 mod graph;
 mod log;
 mod ops;
+mod pages;
 mod quantize;
 mod reference;
 mod tensors;
