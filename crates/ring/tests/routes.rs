@@ -2,8 +2,8 @@
 
 use expect_test::{Expect, expect};
 use motley_cluster::{
-    DeviceId, LayerRange, MemberSpec, ReplicaPrediction, ReplicaSpec, Role, Seconds,
-    TokensPerSecond,
+    DeviceId, LayerIndex, LayerRange, MemberSpec, ReplicaPrediction, ReplicaSpec, Role, Seconds,
+    TokensPerSecond, Window,
 };
 use motley_ring::{MemberIndex, Route};
 use proptest::prelude::*;
@@ -149,7 +149,10 @@ prop_compose! {
         members in 1usize..9, rounds in 1usize..5
     )(
         windows in prop::collection::vec(prop::collection::vec(0u32..4, rounds), members),
-        relays in prop::collection::vec(prop::collection::vec(0u16..14, 0..3), members),
+        relays in prop_oneof![
+            Just(vec![Vec::new(); members]),
+            prop::collection::vec(prop::collection::vec(0u16..14, 0..3), members),
+        ],
         head in 0..members,
     ) -> ReplicaSpec {
         let all: Vec<(u16, &[u32], &[u16])> = windows.iter().zip(&relays).enumerate()
@@ -171,7 +174,7 @@ proptest! {
             prop_assert_eq!(stop.layers.start, next);
             next = stop.layers.end;
             for layer in stop.layers.clone() {
-                let planned = replica.device_of(motley_cluster::LayerIndex::new(layer));
+                let planned = replica.device_of(LayerIndex::new(layer));
                 prop_assert_eq!(planned, Some(devices[stop.member.index()]));
             }
         }
@@ -183,6 +186,14 @@ proptest! {
         for pair in stops.windows(2) {
             prop_assert_ne!(pair[0].member, pair[1].member);
             prop_assert!(route.edges().contains(&(pair[0].member, pair[1].member)));
+        }
+        if replica.members.iter().all(|member| member.relays_to_next.is_empty()) {
+            let window = |window: Window| {
+                (MemberIndex(window.member as u16), window.layers.start()..window.layers.end())
+            };
+            let windows: Vec<_> = replica.windows().map(window).collect();
+            let same = Route::of_windows(route.members(), route.head(), &windows);
+            prop_assert_eq!(same.as_ref(), Ok(&route));
         }
         let json = serde_json::to_string(&route).expect("json");
         prop_assert_eq!(serde_json::from_str::<Route>(&json).expect("a route"), route);
