@@ -7,8 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
-    bench, completions, init, make_model, plan, run, serve, short_options, show, token, tokenize,
-    version,
+    bench, completions, init, join, make_model, plan, run, serve, short_options, show, status,
+    token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -43,6 +43,10 @@ pub(crate) enum Command {
     Run(Box<run::Arguments>),
     /// Serve a model to OpenAI's and Ollama's clients
     Serve(Box<serve::Arguments>),
+    /// Serve layers of another device's model
+    Join(join::Arguments),
+    /// Show who serves which layers, and how fast
+    Status(status::Arguments),
     /// Begin a cluster on this device
     Init(init::Arguments),
     /// Invite devices to the cluster, or list and revoke invitations

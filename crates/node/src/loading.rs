@@ -79,9 +79,12 @@ fn in_range(option: &str, value: usize, most: usize) -> Result<(), Failure> {
 pub(crate) struct Ready {
     pub(crate) model: Arc<Model>,
     pub(crate) vocabulary: Vocabulary,
-    pub(crate) driver: Driver,
+    pub(crate) driver: Arc<Driver>,
     pub(crate) facts: EngineFacts,
 }
+
+/// How long compute threads spin between two graphs, in percent of what ggml allows.
+pub(crate) const POLL_PERCENT: u32 = 50;
 
 /// Opens the model at `path` and loads engine and vocabulary side by side.
 ///
@@ -90,22 +93,8 @@ pub(crate) struct Ready {
 pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let model = Arc::new(Model::open(path).map_err(open_failure)?);
     let context_tokens = choose_context(&model, wish)?;
-    let block_count = model.directory().hyper.block_count;
-    let options = EngineOptions {
-        layers: (0..block_count).into(),
-        embedding: true,
-        head: true,
-        slots: wish.slots,
-        context_tokens: usize::try_from(context_tokens)?,
-        batch_rows_max: wish.batch_rows,
-        cache: wish.cache,
-        threads: ThreadPoolOptions { threads: wish.threads, poll_percent: 50, pinned: false },
-        layout: wish.layout,
-        residency: motley_engine::Residency::Mapped,
-    };
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let size = terminal::bytes(model.file_bytes());
-    let _progress = Progress::start(&format!("loading {name} ({size}) ..."));
+    let options = engine_options(&model, wish, context_tokens)?;
+    let _progress = Progress::start(&format!("loading {} ...", title(&model)));
     let vocabulary = model.vocabulary().map_err(open_failure)?;
     let driver = Driver::new(vocabulary.end_tokens());
     let deployment = Deployment::alone(Arc::clone(&model), options)?;
@@ -114,7 +103,59 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let standby = driver.load(deployment, report, Box::new(|_| ()))?;
     let facts = loaded.recv()?.map_err(load_failure)?;
     driver.start(standby);
-    Ok(Ready { model, vocabulary, driver, facts })
+    Ok(Ready { model, vocabulary, driver: Arc::new(driver), facts })
+}
+
+/// Name and size of a model's file.
+pub(crate) fn title(model: &Model) -> String {
+    let path = model.path();
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    format!("{name} ({})", terminal::bytes(model.file_bytes()))
+}
+
+/// An engine for all of a model.
+///
+/// # Errors
+/// When the context cannot be counted.
+pub(crate) fn engine_options(
+    model: &Model,
+    wish: &EngineWish,
+    context_tokens: u64,
+) -> Result<EngineOptions, Failure> {
+    let threads = wish.threads;
+    Ok(EngineOptions {
+        layers: (0..model.directory().hyper.block_count).into(),
+        embedding: true,
+        head: true,
+        slots: wish.slots,
+        context_tokens: usize::try_from(context_tokens)?,
+        batch_rows_max: wish.batch_rows,
+        cache: wish.cache,
+        threads: ThreadPoolOptions { threads, poll_percent: POLL_PERCENT, pinned: false },
+        layout: wish.layout,
+        residency: motley_engine::Residency::Mapped,
+    })
+}
+
+/// The context asked for, or the default, where several devices share the memory for it.
+///
+/// # Errors
+/// When the model was not trained for so much.
+pub(crate) fn shared_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
+    let trained = model.directory().hyper.context_length;
+    match wish.context_tokens {
+        None => Ok(trained.min(CONTEXT_TOKENS_DEFAULT)),
+        Some(0) => Ok(trained),
+        Some(asked) if asked > trained => Err(beyond_training(asked, trained)),
+        Some(asked) => Ok(asked),
+    }
+}
+
+fn beyond_training(asked: u64, trained: u64) -> Failure {
+    let error = anyhow::anyhow!(
+        "a context of {asked} tokens is more than the {trained} the model was trained for"
+    );
+    Failure::new(Kind::Refused, error).hint(format!("give at most -c {trained}"))
 }
 
 /// The context asked for, if it fits; without a wish as much as the model, memory and the default
@@ -128,12 +169,7 @@ fn choose_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
     if let Some(asked) = wish.context_tokens {
         let asked = if asked == 0 { trained } else { asked };
         if asked > trained {
-            let error = anyhow::anyhow!(
-                "a context of {asked} tokens is more than the {trained} the model was trained for"
-            );
-            return Err(
-                Failure::new(Kind::Refused, error).hint(format!("give at most -c {trained}"))
-            );
+            return Err(beyond_training(asked, trained));
         }
         return Ok(memory::admit(directory, &usage, budget, asked)?.context_tokens);
     }

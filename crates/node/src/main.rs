@@ -11,12 +11,14 @@
 mod arguments;
 mod bench;
 mod blocks;
+mod cluster;
 mod completions;
 mod driver;
 mod failure;
 mod identity;
 mod init;
 mod interrupt;
+mod join;
 mod loading;
 mod make_model;
 mod memory;
@@ -28,6 +30,7 @@ mod session;
 mod short_options;
 mod show;
 mod stage;
+mod status;
 mod store;
 mod terminal;
 mod token;
@@ -68,6 +71,8 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Welcome => Ok(terminal::print(arguments::WELCOME)?),
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Serve(arguments) => serve::execute(*arguments, started),
+        Command::Join(arguments) => join::execute(&arguments),
+        Command::Status(arguments) => status::execute(&arguments),
         Command::Init(arguments) => init::execute(&arguments),
         Command::Token(arguments) => token::execute(&arguments),
         Command::Show(arguments) => show::execute(&arguments),

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::terminal;
 
 /// The bindings that carry llama.cpp and ggml; a test compares it with the lock file.
-const LLAMA_CPP_SYS_VERSION: &str = "0.1.161";
+pub(crate) const LLAMA_CPP_SYS_VERSION: &str = "0.1.161";
 
 /// Arguments of `motley version`.
 #[derive(Debug, clap::Args)]

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use motley_engine::{Engine, Sampler};
 use motley_ggml::Token;
 use motley_ring::{
-    Accepted, Ask, Assignment, Computed, Member, MicroBatch, MicroBatchId, Next, Ready, RequestId,
-    ReuseRule, Scheduler, SchedulerOptions, SlotPhase, Work,
+    Accepted, Ask, Assignment, Computed, FrameRefused, Member, MicroBatch, MicroBatchId, Next,
+    Ready, RequestId, ReuseRule, Scheduler, SchedulerOptions, SlotPhase, Work,
 };
 
 use super::listener::{AnswerError, FinishReason};
@@ -63,6 +63,7 @@ struct Reused {
     ready: Vec<Ready>,
     tokens: Vec<Token>,
     product: Vec<f32>,
+    refused: Vec<(MicroBatchId, FrameRefused)>,
 }
 
 /// Totals since the start.
@@ -267,9 +268,14 @@ impl Head {
             }
             let tokens = micro_batch.tokens.iter().map(|token| token.cast_signed()).collect();
             let batch = std::mem::take(&mut micro_batch.batch);
-            self.member
-                .begin(micro_batch.id, batch, Payload::Tokens(tokens))
-                .expect("the scheduler keeps to the plan that the member follows");
+            if let Err(refused) = self.member.begin(micro_batch.id, batch, Payload::Tokens(tokens))
+            {
+                // It builds on rows that have just failed.
+                self.reused.refused.push((micro_batch.id, refused));
+            }
+        }
+        while let Some((micro_batch, refused)) = self.reused.refused.pop() {
+            self.fail(micro_batch, &AnswerError::Ring(refused.to_string().into()));
         }
     }
 
@@ -369,7 +375,6 @@ impl Head {
             held_tokens,
             prefix_queried_tokens: self.counted.prefix_queried_tokens,
             prefix_hit_tokens: self.counted.prefix_hit_tokens,
-            micro_batches: self.scheduler.counts().micro_batches as usize,
             steps: self.counted.steps,
             busy: self.counted.busy,
         };

@@ -152,8 +152,6 @@ pub(crate) struct DriverState {
     pub(crate) prefix_queried_tokens: u64,
     /// Prompt tokens found there, in total.
     pub(crate) prefix_hit_tokens: u64,
-    /// Micro-batches on their way.
-    pub(crate) micro_batches: usize,
     /// Pieces of work computed on this device, in total, and the time they took.
     pub(crate) steps: u64,
     pub(crate) busy: std::time::Duration,

@@ -5,8 +5,12 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use motley_ring::WireElement;
+
+use crate::cluster::Split;
 use crate::run::{CacheType, LayoutName};
 use crate::terminal;
+use crate::transport::CLUSTER_PORT;
 
 /// Arguments of `motley serve`.
 #[derive(Debug, clap::Args)]
@@ -74,6 +78,30 @@ pub(crate) struct Arguments {
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     pub(super) memory: Option<u64>,
+    /// Let other devices join, over the local network
+    #[arg(long, conflicts_with = "cluster_host")]
+    pub(super) lan: bool,
+    /// Let other devices join, at this address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) cluster_host: Option<IpAddr>,
+    /// Port where other devices join
+    #[arg(long, value_name = "N", default_value_t = CLUSTER_PORT)]
+    pub(super) cluster_port: u16,
+    /// Devices to wait for before the layers are dealt out
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) nodes: usize,
+    /// How layers are dealt out: memory, even, or layers per device such as 10,12,8
+    #[arg(long, value_name = "SPLIT", default_value = "memory")]
+    pub(super) split: Split,
+    /// Rounds of the ring per token
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) rounds: u32,
+    /// How activations travel: f32, f16 or q8_0
+    #[arg(long, value_name = "TYPE", default_value = "f32", hide_possible_values = true)]
+    pub(super) wire: WireType,
+    /// Folder of keys and lists [default: motley in the user's state folder]
+    #[arg(long, value_name = "DIR")]
+    pub(super) state: Option<PathBuf>,
     /// Print a line for every request
     #[arg(long)]
     pub(super) verbose: bool,
@@ -84,4 +112,24 @@ pub(crate) struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MetricsCompat {
     Vllm,
+}
+
+/// How activations travel between devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WireType {
+    F32,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl WireType {
+    /// The protocol's name for it.
+    pub(super) fn element(self) -> WireElement {
+        match self {
+            Self::F32 => WireElement::F32,
+            Self::F16 => WireElement::F16,
+            Self::Q8_0 => WireElement::Q8_0,
+        }
+    }
 }

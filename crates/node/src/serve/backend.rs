@@ -5,19 +5,18 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use motley_engine::{SamplingOptions, SamplingParameters, StopMatcher};
+use motley_engine::{Model, SamplingOptions, SamplingParameters, StopMatcher};
 use motley_gateway::{
     Backend, BackendMetrics, Caller, ChatPrompt, ClusterState, Constraint, EmbeddingRequest,
-    Failure, GenerationRequest, Health, ModelCard, Refusal, RenderedPrompt, Reply, SlotRequest,
-    SlotState, SpecialTokens, TokenId, TokenStream, ToolChoice,
+    Failure, GenerationRequest, Health, ModelCard, NodeState, Refusal, RenderedPrompt, Reply,
+    SlotRequest, SlotState, SpecialTokens, TokenId, TokenStream, ToolChoice,
 };
 use motley_ggml::{Token, Vocabulary};
 
 use super::card;
 use super::listener::{PIECES_WAITING_MAX, SinkListener, count, token_id};
-use super::settings::Settings;
+use crate::cluster::ClusterHead;
 use crate::driver::{CallerKey, Driver, Request, SubmitError};
-use crate::loading::Ready;
 use crate::prompt::{Conversation, PromptMaker};
 use crate::run::random_seed;
 
@@ -27,12 +26,30 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// Text that is tokenized on the thread that read the request; longer text gets its own.
 const TEXT_BYTES_AT_ONCE: usize = 16 * 1024;
 
+/// What a backend is made of.
+pub(super) struct Parts {
+    pub(super) model: Arc<Model>,
+    pub(super) vocabulary: Vocabulary,
+    pub(super) driver: Arc<Driver>,
+    pub(super) place: Place,
+}
+
+/// Where the driver's engine computes.
+pub(super) enum Place {
+    /// All of it here: the device's name, and the memory it gives.
+    Alone { name: String, layers: u32, memory_bytes: u64 },
+    /// On the devices of a cluster.
+    Cluster(ClusterHead),
+}
+
 /// One model on one driver.
 pub(super) struct EngineBackend {
     card: ModelCard,
     vocabulary: Arc<Vocabulary>,
     prompts: Arc<PromptMaker>,
-    driver: Driver,
+    // Dropped before the driver, whose engine it may replace.
+    place: Place,
+    driver: Arc<Driver>,
     /// Logits of the model, which may be more than its vocabulary has tokens.
     logits: usize,
     /// Turns a caller's key and salt into what the driver tells callers apart by.
@@ -40,22 +57,20 @@ pub(super) struct EngineBackend {
 }
 
 impl EngineBackend {
-    /// A backend for a loaded model.
+    /// A backend for a model whose slots have `context_tokens`.
     ///
     /// # Errors
     /// When the model's chat template does not parse.
-    pub(super) fn new(ready: Ready, settings: &Settings) -> anyhow::Result<Self> {
-        let Ready { model, vocabulary, driver, facts } = ready;
+    pub(super) fn new(parts: Parts, name: String, context_tokens: usize) -> anyhow::Result<Self> {
+        let Parts { model, vocabulary, driver, place } = parts;
         let directory = model.directory();
         let prompts = PromptMaker::new(&directory.description, &vocabulary)?;
-        let stem = model.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = settings.alias.clone().unwrap_or(stem);
-        let context_tokens = count(facts.context_tokens);
         Ok(Self {
-            card: card::card(&model, &prompts, name, context_tokens)?,
+            card: card::card(&model, &prompts, name, count(context_tokens))?,
             vocabulary: Arc::new(vocabulary),
             prompts: Arc::new(prompts),
             logits: directory.hyper.vocabulary_size,
+            place,
             driver,
             caller_hash: RandomState::new(),
         })
@@ -75,6 +90,11 @@ impl EngineBackend {
 
     fn start(&self, request: GenerationRequest) -> Result<TokenStream, Refusal> {
         refuse_unsupported(&request)?;
+        match self.health() {
+            Health::Ready => {}
+            Health::Loading { .. } => return Err(Refusal::Loading { retry_after: RETRY_AFTER }),
+            Health::NoPlan { reason } => return Err(Refusal::NoPlan { reason }),
+        }
         let mut prompt = tokens(&request.prompt)?;
         if prompt.is_empty() {
             let begin = self.vocabulary.begin_of_text();
@@ -125,7 +145,10 @@ impl Backend for EngineBackend {
     }
 
     fn health(&self) -> Health {
-        Health::Ready
+        match &self.place {
+            Place::Alone { .. } => Health::Ready,
+            Place::Cluster(head) => head.view().health,
+        }
     }
 
     fn slots(&self) -> Vec<SlotState> {
@@ -164,7 +187,24 @@ impl Backend for EngineBackend {
     }
 
     fn cluster(&self) -> ClusterState {
-        ClusterState::default()
+        match &self.place {
+            Place::Cluster(head) => head.view().cluster,
+            Place::Alone { name, layers, memory_bytes } => ClusterState {
+                epoch: 1,
+                change: None,
+                groups: 1,
+                rounds: 1,
+                nodes: vec![NodeState {
+                    name: name.clone(),
+                    head: true,
+                    state: "serving".to_owned(),
+                    layers: vec![(0, *layers)],
+                    memory_budget_bytes: *memory_bytes,
+                    memory_used_bytes: *memory_bytes,
+                    ..NodeState::default()
+                }],
+            },
+        }
     }
 
     fn tokenize(

@@ -48,13 +48,10 @@ pub(super) async fn serve(
             accepted = accept(&listener, &places) => accepted,
             () = stop.asked() => break,
         };
-        let (stream, place) = match accepted {
-            Ok(accepted) => accepted,
-            Err(_) => {
-                // Too many open files, or a connection that ended before it began.
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
+        let Ok((stream, place)) = accepted else {
+            // Too many open files, or a connection that ended before it began.
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
         };
         let _ = stream.set_nodelay(true);
         let mut builder = hyper::server::conn::http1::Builder::new();

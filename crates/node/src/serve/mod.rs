@@ -1,4 +1,4 @@
-//! `motley serve`: the HTTP gateway over the engine of this machine.
+//! `motley serve`: the HTTP gateway over the engine of this machine, or of a whole cluster.
 //!
 //! `backend` answers the gateway's calls with the driver, `listener` turns tokens into text, `http`
 //! is the socket, `settings` what the words mean together.
@@ -16,16 +16,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use motley_engine::Model;
 use motley_gateway::{Exposure, GatewayConfig, Limits, MetricNames, SharedLog, UnixClock, router};
 
 pub(crate) use arguments::Arguments;
-use backend::EngineBackend;
-use settings::Settings;
+use backend::{EngineBackend, Parts, Place};
+use settings::{ClusterWish, Settings};
 
+use crate::blocks::{LocalModel, Manifest, ManifestCache};
+use crate::cluster::{ClusterHead, HeadPlan, Holding, Shelf, Sizes};
+use crate::driver::Driver;
 use crate::failure::Failure;
-use crate::loading;
+use crate::identity::{Identity, Roster, StateFolder, host_name, trusted_unix_s};
+use crate::loading::{self, Ready};
+use crate::memory;
 use crate::run::random_seed;
-use crate::terminal;
+use crate::terminal::{self, Progress};
+use crate::transport::Endpoint;
 
 /// Threads that read requests and write answers; computing has its own.
 const HTTP_THREADS: usize = 2;
@@ -44,26 +51,94 @@ pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Fail
     // The port is taken before the model is loaded, so that one in use is told at once.
     let socket = runtime.block_on(http::bind(settings.address))?;
     let address = socket.local_addr()?;
-    let ready = loading::load(&settings.path, &settings.engine)?;
-    let facts = ready.facts;
-    let backend = EngineBackend::new(ready, &settings)?;
-    let models = vec![backend.name().to_owned()];
+    let (backend, words) = match &settings.cluster {
+        None => alone(&settings)?,
+        Some(wish) => together(&settings, wish)?,
+    };
     let config = config(&settings, address);
     let limits = config.limits;
+    let name = backend.name().to_owned();
     let router = router(Arc::new(backend), config);
-    let memory = facts.memory;
     terminal::note(&format!(
-        "serving {} on http://{address}/v1 after {}: {} slots of {} tokens, {} weights, {} cache\n",
-        models.join(", "),
+        "serving {name} on http://{address}/v1 after {}: {words}\n",
         terminal::duration(started.elapsed()),
-        facts.slots,
-        facts.context_tokens,
-        terminal::bytes(memory.weights_mapped_bytes + memory.weights_allocated_bytes),
-        terminal::bytes(memory.cache_bytes),
     ));
     let served = runtime.block_on(http::serve(socket, router, limits));
     runtime.shutdown_timeout(TASKS_END);
     Ok(served?)
+}
+
+/// Name that clients call the model by.
+fn model_name(settings: &Settings) -> String {
+    let stem = settings.path.file_stem().unwrap_or_default().to_string_lossy();
+    settings.alias.clone().unwrap_or_else(|| stem.into_owned())
+}
+
+/// A backend on this device alone, and what it holds in words.
+fn alone(settings: &Settings) -> Result<(EngineBackend, String), Failure> {
+    let ready = loading::load(&settings.path, &settings.engine)?;
+    let (facts, memory) = (ready.facts, ready.facts.memory);
+    let weights = memory.weights_mapped_bytes + memory.weights_allocated_bytes;
+    let words = format!(
+        "{} slots of {} tokens, {} weights, {} cache",
+        facts.slots,
+        facts.context_tokens,
+        terminal::bytes(weights),
+        terminal::bytes(memory.cache_bytes),
+    );
+    let place = Place::Alone {
+        name: host_name(),
+        layers: u32::try_from(ready.model.directory().hyper.block_count)?,
+        memory_bytes: weights + memory.cache_bytes + memory.compute_bytes,
+    };
+    let Ready { model, vocabulary, driver, .. } = ready;
+    let parts = Parts { model, vocabulary, driver, place };
+    Ok((EngineBackend::new(parts, model_name(settings), facts.context_tokens)?, words))
+}
+
+/// A backend on the devices of a cluster, and how others join in words.
+fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, String), Failure> {
+    let model = Arc::new(Model::open(&settings.path).map_err(loading::open_failure)?);
+    let context_tokens = loading::shared_context(&model, &settings.engine)?;
+    let engine = loading::engine_options(&model, &settings.engine, context_tokens)?;
+    let folder = StateFolder::open(&StateFolder::locate(wish.state.clone())?)?;
+    let now = trusted_unix_s(SystemTime::now());
+    let (identity, _) = Identity::load_or_create_cluster(&folder, &host_name(), now)?;
+    let endpoint = Arc::new(Endpoint::new(&identity, Arc::new(Roster::new(&folder)))?);
+    let manifest = Arc::new(manifest(&model, &folder)?);
+    let shelf = Arc::new(Shelf::default());
+    if let Some(local) = LocalModel::open(model.path(), &manifest) {
+        shelf.put(Holding::Local(local));
+    }
+    let vocabulary = model.vocabulary().map_err(loading::open_failure)?;
+    let driver = Arc::new(Driver::new(vocabulary.end_tokens()));
+    let budget = settings.engine.memory_budget_bytes.or_else(memory::available_bytes);
+    let plan = HeadPlan {
+        endpoint,
+        folder,
+        model: Arc::clone(&model),
+        model_name: model_name(settings),
+        manifest,
+        sizes: Sizes::new(model.directory(), &engine)?,
+        budget_bytes: budget.unwrap_or(u64::MAX),
+        split: wish.split.clone(),
+        rounds: wish.rounds,
+        wire_element: wish.wire,
+        nodes_awaited: wish.nodes_awaited,
+        engine: engine.clone(),
+    };
+    let head = ClusterHead::start(plan, wish.address, Arc::clone(&driver), shelf)?;
+    let words =
+        format!("devices join at {}; motley token new on this device invites them", head.address());
+    let parts = Parts { model, vocabulary, driver, place: Place::Cluster(head) };
+    Ok((EngineBackend::new(parts, model_name(settings), engine.context_tokens)?, words))
+}
+
+/// What the model's files hold, block by block; hashed once as long as they do not change.
+fn manifest(model: &Model, folder: &StateFolder) -> Result<Manifest, Failure> {
+    let _progress = Progress::start(&format!("hashing {} ...", loading::title(model)));
+    let cache = ManifestCache::new(&folder.path().join("manifests"));
+    Ok(cache.of_files(&motley_model::split_paths(model.path()), |_, _| {})?)
 }
 
 fn config(settings: &Settings, address: SocketAddr) -> GatewayConfig {

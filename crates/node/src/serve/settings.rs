@@ -1,13 +1,15 @@
 //! The second stage of the arguments of `motley serve`: what the words mean together.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use motley_gateway::{BindPolicy, BindRefused, KeyDigest, KeyRing, Scope};
+use motley_ring::WireElement;
 
 use super::arguments::Arguments;
+use crate::cluster::Split;
 use crate::failure::{Failure, Kind};
 use crate::loading::EngineWish;
 use crate::store;
@@ -29,7 +31,19 @@ pub(super) struct Settings {
     pub(super) allowed_origins: Vec<String>,
     pub(super) vllm_metrics: bool,
     pub(super) engine: EngineWish,
+    pub(super) cluster: Option<ClusterWish>,
     pub(super) verbose: bool,
+}
+
+/// How other devices take part.
+#[derive(Debug)]
+pub(super) struct ClusterWish {
+    pub(super) address: SocketAddr,
+    pub(super) state: Option<PathBuf>,
+    pub(super) nodes_awaited: usize,
+    pub(super) split: Split,
+    pub(super) rounds: u32,
+    pub(super) wire: WireElement,
 }
 
 impl Settings {
@@ -61,6 +75,7 @@ impl Settings {
             arguments.ubatch_size,
             arguments.parallel,
         )?;
+        let cluster = cluster_wish(&arguments)?;
         let folder = store::folder(arguments.models);
         Ok(Self {
             path: store::resolve(&model, folder.as_deref())?,
@@ -77,9 +92,31 @@ impl Settings {
                 memory_budget_bytes: arguments.memory,
                 ..engine
             },
+            cluster,
             verbose: arguments.verbose,
         })
     }
+}
+
+/// Other devices can join only where the user says so: by default nothing listens for them.
+fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
+    let host = match (arguments.lan, arguments.cluster_host) {
+        (true, _) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        (false, Some(host)) => host,
+        (false, None) if arguments.nodes > 0 => {
+            return Err(Failure::usage("--nodes waits for devices that cannot join")
+                .hint("--lan lets them join over the local network"));
+        }
+        (false, None) => return Ok(None),
+    };
+    Ok(Some(ClusterWish {
+        address: SocketAddr::new(host, arguments.cluster_port),
+        state: arguments.state.clone(),
+        nodes_awaited: arguments.nodes,
+        split: arguments.split.clone(),
+        rounds: arguments.rounds,
+        wire: arguments.wire.element(),
+    }))
 }
 
 fn bind_refused(refused: BindRefused) -> Failure {

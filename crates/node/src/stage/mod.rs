@@ -1,13 +1,21 @@
 //! What head and members of a ring share: computing a stop, and the connections between stops.
+//!
+//! `compute` is one stop on the engine, `member` the engine thread of a member that is not the
+//! head, `edges` the data connections, `links` what comes and where it goes.
 
+mod activations;
 mod compute;
+mod edges;
 mod links;
+mod member;
 
 use motley_cluster::KvType;
 use motley_engine::CacheElement;
 
 pub(crate) use compute::{Payload, Scratch};
+pub(crate) use edges::{EdgeError, EdgePlace, OpenEdges, read_edge, write_edge};
 pub(crate) use links::{Arrival, Links};
+pub(crate) use member::{MemberPlan, MemberStage, Reports};
 
 /// The plan's word for how keys and values are kept.
 pub(crate) fn kv_type(element: CacheElement) -> KvType {

@@ -1,0 +1,766 @@
+//! The control thread of a head: takes nodes in, deals layers out, deploys, and notices who is gone.
+//!
+//! It carries out what [`Coordinator`] decides. Everything that takes long happens on other threads
+//! and comes back as an event.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use motley_engine::{EngineOptions, LayerSet, Model};
+use motley_gateway::{ClusterState, Health};
+use motley_ring::{
+    Addresses, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
+    CoordinatorOptions, CoordinatorOutput, Deployment, DeploymentMember, Epoch, Hello, LossReason,
+    MemberIndex, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, PeerLost, Prepare, Prepared,
+    ProfileJson, Refused, Text, WireElement,
+};
+
+use super::dial::{DialError, open_edges};
+use super::door::Door;
+use super::room::Sizes;
+use super::shelf::Shelf;
+use super::split::{self, Split};
+use super::stages::{Stage, Stages};
+use super::view::Pace;
+pub(crate) use super::view::View;
+use super::wire::MessageConnection;
+use crate::blocks::Manifest;
+use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, LoadFailure, Standby};
+use crate::identity::{self, Standing, StateFolder};
+use crate::stage::{self, Arrival, EdgePlace, Links};
+use crate::terminal;
+use crate::transport::{Closer, Endpoint, Listener};
+
+/// How long to wait for more changes before layers are dealt out anew.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// How long a node that failed is left out before it is tried again.
+const PENANCE: Duration = Duration::from_secs(30);
+
+/// How often the member list is read again, so that a removed node goes at once.
+const ROSTER_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Messages that wait to be written to one node at most; one that is further behind is cut off.
+const MESSAGES_WAITING_MAX: usize = 256;
+
+/// The file that keeps the highest epoch.
+const EPOCH_FILE: &str = "epoch";
+
+/// What a head serves, and how.
+pub(crate) struct HeadPlan {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) folder: StateFolder,
+    pub(crate) model: Arc<Model>,
+    pub(crate) model_name: String,
+    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) sizes: Sizes,
+    pub(crate) engine: EngineOptions,
+    pub(crate) budget_bytes: u64,
+    pub(crate) split: Split,
+    pub(crate) rounds: u32,
+    pub(crate) wire_element: WireElement,
+    /// Nodes to wait for before layers are dealt out the first time.
+    pub(crate) nodes_awaited: usize,
+}
+
+/// What happens to a head.
+pub(super) enum Event {
+    Hello(Box<Hello>, MessageConnection),
+    Message(NodeId, ControlMessage),
+    Closed(NodeId, u64),
+    /// The ways to the other members are open, or cannot be.
+    Linked(Epoch, Result<Links, DialError>),
+    Loaded(Epoch, Result<EngineFacts, LoadFailure>),
+    Left(Leaving),
+    EdgeBroken(Epoch, MemberIndex, String),
+    Stop,
+}
+
+/// A running head.
+pub(crate) struct ClusterHead {
+    events: Sender<Event>,
+    view: Arc<Mutex<View>>,
+    thread: Option<JoinHandle<()>>,
+    // Closed last, so that nobody knocks at a thread that has ended.
+    listener: Listener,
+}
+
+impl ClusterHead {
+    /// Listens on `address` and starts the control thread.
+    ///
+    /// # Errors
+    /// When the address is taken or the system refuses a thread.
+    pub(crate) fn start(
+        plan: HeadPlan,
+        address: std::net::SocketAddr,
+        driver: Arc<Driver>,
+        shelf: Arc<Shelf>,
+    ) -> anyhow::Result<Self> {
+        let (events, inbox) = channel();
+        let stages = Arc::new(Stages::default());
+        let hello = events.clone();
+        let door = Door {
+            endpoint: Arc::clone(&plan.endpoint),
+            folder: plan.folder.clone(),
+            stages: Arc::clone(&stages),
+            shelf,
+            on_hello: Some(Box::new(move |said, connection| {
+                // A head that has ended takes nobody in; the connection closes.
+                let _ = hello.send(Event::Hello(Box::new(said), connection));
+            })),
+        };
+        let listener =
+            Listener::start(address, Arc::clone(&plan.endpoint), move |it| door.receive(it))?;
+        let view = Arc::new(Mutex::new(View {
+            cluster: ClusterState::default(),
+            health: Health::Loading { progress: 0.0 },
+        }));
+        let outlets = Outlets { driver, stages, events: events.clone(), view: Arc::clone(&view) };
+        let addresses = own_addresses(listener.address());
+        let control = move || Control::new(plan, outlets, addresses).run(&inbox);
+        let thread = thread::Builder::new().name("cluster".to_owned()).spawn(control)?;
+        Ok(Self { events, view, thread: Some(thread), listener })
+    }
+
+    /// Where other devices knock.
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        self.listener.address()
+    }
+
+    /// What others may see.
+    pub(crate) fn view(&self) -> View {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for ClusterHead {
+    fn drop(&mut self) {
+        let _ = self.events.send(Event::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the control thread acts on.
+struct Outlets {
+    driver: Arc<Driver>,
+    stages: Arc<Stages>,
+    events: Sender<Event>,
+    view: Arc<Mutex<View>>,
+}
+
+/// Where this device tells others that it listens.
+fn own_addresses(bound: std::net::SocketAddr) -> Addresses {
+    let ips = match bound.ip() {
+        ip if ip.is_unspecified() => crate::transport::own_addresses(),
+        ip => vec![ip],
+    };
+    let texts = ips.into_iter().take(motley_ring::limits::ADDRESSES_MAX);
+    let texts = texts.map(|ip| std::net::SocketAddr::new(ip, bound.port()).to_string());
+    let addresses: Vec<_> = texts.filter_map(|text| motley_ring::Address::new(text).ok()).collect();
+    Addresses::new(addresses).unwrap_or_default()
+}
+
+/// A node with a control connection.
+pub(super) struct Session {
+    outbox: SyncSender<ControlMessage>,
+    closer: Closer,
+}
+
+/// The head's own part of a deployment that is not in force yet.
+pub(super) struct Upcoming {
+    pub(super) epoch: Epoch,
+    pub(super) prepare: Box<Prepare>,
+    pub(super) standby: Option<Standby>,
+}
+
+/// Who does what, in force or about to be.
+#[derive(Clone, Default)]
+pub(super) struct Duties {
+    pub(super) epoch: Epoch,
+    pub(super) rounds: u32,
+    pub(super) groups: u32,
+    /// Members in ring order with their layers.
+    pub(super) members: Vec<(NodeId, Vec<(u32, u32)>)>,
+}
+
+pub(super) struct Control {
+    pub(super) plan: HeadPlan,
+    pub(super) driver: Arc<Driver>,
+    pub(super) stages: Arc<Stages>,
+    pub(super) events: Sender<Event>,
+    pub(super) view: Arc<Mutex<View>>,
+    pub(super) coordinator: Coordinator,
+    pub(super) own: NodeId,
+    pub(super) began: Instant,
+    pub(super) sessions: BTreeMap<NodeId, Session>,
+    pub(super) upcoming: Option<Upcoming>,
+    /// Whether a head has the driver's seat, and what is to be done when it has left.
+    pub(super) seated: bool,
+    pub(super) start_when_free: bool,
+    pub(super) commit_when_free: bool,
+    pub(super) replan_at: Option<Duration>,
+    /// Whom the deployment in force, or the one under way, is for.
+    pub(super) dealt_to: Option<BTreeSet<NodeId>>,
+    pub(super) shunned: BTreeMap<NodeId, Duration>,
+    pub(super) roster_read: Duration,
+    pub(super) serving: Option<Duties>,
+    pub(super) progress: BTreeMap<NodeId, (u64, u64)>,
+    pub(super) activity: BTreeMap<NodeId, Pace>,
+    pub(super) problem: Option<String>,
+}
+
+impl Control {
+    fn new(plan: HeadPlan, outlets: Outlets, addresses: Addresses) -> Self {
+        let Outlets { driver, stages, events, view } = outlets;
+        let identity = plan.endpoint.identity();
+        let own = NodeId(*identity.node().as_bytes());
+        let build = Name::cut(env!("CARGO_PKG_VERSION"));
+        let options = CoordinatorOptions {
+            node: own,
+            name: Name::cut(identity.name()),
+            build: build.clone(),
+            engine_build: super::engine_build(),
+            epoch_seen: read_epoch(&plan.folder),
+        };
+        let hello = Hello {
+            protocol_min: motley_ring::limits::PROTOCOL_VERSION_MIN,
+            protocol_max: motley_ring::limits::PROTOCOL_VERSION,
+            build,
+            engine_build: super::engine_build(),
+            node: own,
+            name: Name::cut(identity.name()),
+            addresses,
+            memory_budget_bytes: plan.budget_bytes,
+            epoch_seen: options.epoch_seen,
+            profile: ProfileJson::default(),
+        };
+        let mut coordinator = Coordinator::new(options, Duration::ZERO);
+        coordinator.joined(hello, Duration::ZERO).expect("a head accepts itself");
+        Self {
+            replan_at: Some(Duration::ZERO),
+            plan,
+            driver,
+            stages,
+            events,
+            view,
+            coordinator,
+            own,
+            began: Instant::now(),
+            sessions: BTreeMap::new(),
+            upcoming: None,
+            seated: false,
+            start_when_free: false,
+            commit_when_free: false,
+            dealt_to: None,
+            shunned: BTreeMap::new(),
+            roster_read: Duration::ZERO,
+            serving: None,
+            progress: BTreeMap::new(),
+            activity: BTreeMap::new(),
+            problem: None,
+        }
+    }
+
+    fn run(mut self, inbox: &Receiver<Event>) {
+        loop {
+            let now = self.began.elapsed();
+            self.coordinator.poll(now);
+            self.look_at_roster(now);
+            if self.replan_at.is_some_and(|at| now >= at) {
+                self.replan_at = None;
+                self.deal(now);
+            }
+            self.carry_out();
+            self.show();
+            let deadline = self.coordinator.next_deadline();
+            let wait = deadline.saturating_sub(self.began.elapsed()).max(Duration::from_millis(1));
+            match inbox.recv_timeout(wait) {
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(event) => self.take(event),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        let reason = Text::cut("the head stops");
+        let leave = ControlMessage::Leave(motley_ring::Leave { reason });
+        for session in self.sessions.values() {
+            // A node that does not hear it notices the closed connection.
+            let _ = session.outbox.try_send(leave.clone());
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let now = self.began.elapsed();
+        match event {
+            Event::Hello(hello, connection) => self.admit(*hello, connection, now),
+            Event::Message(node, message) => {
+                if let Err(fault) = self.coordinator.handle(node, message, now) {
+                    terminal::note(&format!("{}: {fault}\n", self.name_of(node)));
+                }
+            }
+            Event::Closed(node, session) => self.coordinator.closed(node, session),
+            Event::Linked(epoch, linked) => self.linked(epoch, linked, now),
+            Event::Loaded(epoch, loaded) => {
+                let message = match loaded {
+                    Ok(facts) => {
+                        let memory = facts.memory;
+                        let memory_bytes = memory.weights_mapped_bytes
+                            + memory.weights_allocated_bytes
+                            + memory.cache_bytes
+                            + memory.compute_bytes;
+                        ControlMessage::Prepared(Prepared { epoch, memory_bytes })
+                    }
+                    Err(failure) => self.failed(epoch, &anyhow::Error::from(failure)),
+                };
+                self.tell_coordinator(message, now);
+            }
+            Event::Left(leaving) => self.left(&leaving, now),
+            Event::EdgeBroken(epoch, member, cause) => {
+                let lost = PeerLost { epoch, member, cause: Text::cut(&cause) };
+                self.tell_coordinator(ControlMessage::PeerLost(lost), now);
+            }
+            Event::Stop => {}
+        }
+    }
+
+    /// Takes a node in, or tells it why not.
+    fn admit(&mut self, hello: Hello, connection: MessageConnection, now: Duration) {
+        let (node, name) = (hello.node, hello.name.clone());
+        let MessageConnection { mut receiver, mut sender, closer } = connection;
+        let admission = match self.coordinator.joined(hello, now) {
+            Ok(admission) => admission,
+            Err(refused) => {
+                let Refused { message, .. } = &*refused;
+                terminal::note(&format!("{name} is not let in: {message}\n"));
+                // It is told if it listens.
+                let _ = sender.send(&ControlMessage::Refused(*refused), &[]);
+                return closer.close();
+            }
+        };
+        let (outbox, outgoing) = sync_channel::<ControlMessage>(MESSAGES_WAITING_MAX);
+        let welcome = ControlMessage::Welcome(admission.welcome);
+        let session = admission.session;
+        let events = self.events.clone();
+        let cut = closer.clone();
+        let writing = move || {
+            let mut sent = sender.send(&welcome, &[]);
+            while sent.is_ok() {
+                let Ok(message) = outgoing.recv() else { return };
+                sent = sender.send(&message, &[]);
+            }
+            cut.close();
+        };
+        let reading = move || {
+            loop {
+                match receiver.receive(motley_ring::limits::LOST_AFTER, true) {
+                    Ok(Some((message, _))) => {
+                        if events.send(Event::Message(node, message)).is_err() {
+                            return;
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(_) => break,
+                }
+            }
+            let _ = events.send(Event::Closed(node, session));
+        };
+        let started = thread::Builder::new()
+            .name("control out".to_owned())
+            .spawn(writing)
+            .and_then(|_| thread::Builder::new().name("control in".to_owned()).spawn(reading));
+        if started.is_err() {
+            self.coordinator.closed(node, session);
+            return closer.close();
+        }
+        terminal::note(&format!("{name} has joined\n"));
+        self.sessions.insert(node, Session { outbox, closer });
+        self.shunned.remove(&node);
+        self.replan_at = Some(now + SETTLE);
+    }
+
+    /// Removed nodes lose their connections at once.
+    fn look_at_roster(&mut self, now: Duration) {
+        if now < self.roster_read + ROSTER_INTERVAL {
+            return;
+        }
+        self.roster_read = now;
+        for (node, session) in &self.sessions {
+            let id = identity::NodeId::from_bytes(node.0);
+            if self.plan.endpoint.standing(&id) != Standing::Member {
+                session.closer.close();
+            }
+        }
+        let over: Vec<NodeId> = self
+            .shunned
+            .iter()
+            .filter(|(_, until)| now >= **until)
+            .map(|(node, _)| *node)
+            .collect();
+        for node in over {
+            self.shunned.remove(&node);
+            self.replan_at.get_or_insert(now);
+        }
+    }
+
+    /// Deals the layers out to the nodes that are there, if those are others than before.
+    fn deal(&mut self, now: Duration) {
+        let there: BTreeSet<NodeId> = self
+            .coordinator
+            .members()
+            .keys()
+            .copied()
+            .filter(|node| !self.shunned.contains_key(node))
+            .collect();
+        if there.len() <= self.plan.nodes_awaited && self.dealt_to.is_none() {
+            let missing = self.plan.nodes_awaited + 1 - there.len();
+            self.problem = Some(format!("waiting for {missing} more nodes"));
+            return;
+        }
+        if self.dealt_to.as_ref() == Some(&there) {
+            return;
+        }
+        match self.deployment(&there) {
+            Ok(deployment) => match self.coordinator.deploy(deployment, now) {
+                Ok(epoch) => {
+                    keep_epoch(&self.plan.folder, epoch);
+                    self.problem = None;
+                    self.progress.clear();
+                    self.dealt_to = Some(there);
+                }
+                Err(refused) => self.give_up(refused.to_string()),
+            },
+            Err(error) => self.give_up(format!("{error:#}")),
+        }
+    }
+
+    /// Nothing can be deployed with these nodes. What is in force serves on; without it, nobody
+    /// will answer what waits.
+    fn give_up(&mut self, reason: String) {
+        terminal::note(&format!("no plan: {reason}\n"));
+        if !self.seated {
+            self.driver.refuse_waiting(&AnswerError::Ring(reason.as_str().into()));
+        }
+        self.problem = Some(reason);
+        self.dealt_to = None;
+    }
+
+    fn deployment(&self, there: &BTreeSet<NodeId>) -> anyhow::Result<Deployment> {
+        let members = self.coordinator.members();
+        let mut nodes: Vec<NodeId> =
+            there.iter().copied().filter(|node| *node != self.own).collect();
+        nodes.sort_by_key(|node| (members[node].name.clone(), *node));
+        nodes.insert(0, self.own);
+        let rooms: Vec<split::Room> = nodes
+            .iter()
+            .map(|node| split::Room {
+                budget_bytes: members[node].memory_budget_bytes,
+                fixed_bytes: self.plan.sizes.fixed_bytes(*node == self.own),
+            })
+            .collect();
+        let counts = split::counts(&self.plan.split, &self.plan.sizes.layer_bytes, &rooms)?;
+        let (route, order) = split::route(&counts, self.plan.rounds)?;
+        let engine = &self.plan.engine;
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let groups = count(route.stages()).max(1);
+        let spec = AssignmentSpec {
+            cluster: ClusterId(self.plan.endpoint.identity().cluster().prefix()),
+            epoch: Epoch(0),
+            slots: count(engine.slots),
+            context_tokens: count(engine.context_tokens),
+            batch_rows_max: count(engine.batch_rows_max),
+            groups,
+            width: count(self.plan.model.directory().hyper.embedding_length),
+            wire_element: self.plan.wire_element,
+            kv_type: stage::kv_type(engine.cache),
+            route,
+        };
+        let member = |index: usize| DeploymentMember { node: nodes[index], residency: Vec::new() };
+        let manifest = &self.plan.manifest;
+        Ok(Deployment {
+            members: order.into_iter().map(member).collect(),
+            assignment: spec,
+            model: ModelManifestRef {
+                name: Name::cut(&self.plan.model_name),
+                digest: ModelDigest(*manifest.digest().as_bytes()),
+                file_bytes: manifest.bytes(),
+                block_bytes: manifest.block_bytes(),
+            },
+            // It has all of the model; others may have a part, or none yet.
+            sources: vec![self.own],
+        })
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(output) = self.coordinator.poll_output() {
+            let now = self.began.elapsed();
+            match output {
+                CoordinatorOutput::Send { to, message } if to == self.own => {
+                    self.obey(message, now);
+                }
+                CoordinatorOutput::Send { to, message } => self.send(to, message),
+                CoordinatorOutput::Progress { node, done_bytes, total_bytes, .. } => {
+                    self.progress.insert(node, (done_bytes, total_bytes));
+                }
+                CoordinatorOutput::Ready { .. } => {
+                    self.commit_when_free = true;
+                    if self.seated {
+                        self.driver.drain();
+                    } else {
+                        self.commit(now);
+                    }
+                }
+                CoordinatorOutput::Deployed { assignment, members } => {
+                    self.deployed(&assignment, members);
+                }
+                CoordinatorOutput::DeployFailed { node, cause, .. } => {
+                    self.deploy_failed(node, &cause.to_string(), now);
+                }
+                CoordinatorOutput::Suspect { node, silent_for } => {
+                    let name = self.name_of(node);
+                    terminal::note(&format!(
+                        "{name} is silent for {}\n",
+                        terminal::duration(silent_for)
+                    ));
+                }
+                CoordinatorOutput::Lost { node, why, ended } => {
+                    self.lost(node, &why, ended, now);
+                }
+                CoordinatorOutput::StepFailed { node, micro_batch, cause } => {
+                    let Some(serving) = &self.serving else { continue };
+                    let epoch = serving.epoch;
+                    let cause = format!("{}: {cause}", self.name_of(node));
+                    self.driver.inbox().deliver(Arrival::StepFailed { epoch, micro_batch, cause });
+                }
+                CoordinatorOutput::EdgeLost { node, peer, cause, ended } => {
+                    let peer = self.serving.as_ref().and_then(|it| it.members.get(peer.index()));
+                    let peer = peer.map_or_else(|| "a member".to_owned(), |it| self.name_of(it.0));
+                    let name = self.name_of(node);
+                    terminal::note(&format!(
+                        "the connection of {name} and {peer} broke: {cause}\n"
+                    ));
+                    self.end_serving(ended, &peer);
+                    self.dealt_to = None;
+                    self.replan_at = Some(now + SETTLE);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: ControlMessage) {
+        let Some(session) = self.sessions.get(&to) else { return };
+        if session.outbox.try_send(message).is_err() {
+            session.closer.close();
+        }
+    }
+
+    /// Does the head's own part.
+    fn obey(&mut self, message: ControlMessage, now: Duration) {
+        match message {
+            ControlMessage::Prepare(prepare) => self.prepare(prepare),
+            ControlMessage::Commit(OfEpoch { epoch }) => {
+                self.tell_coordinator(ControlMessage::Committed(OfEpoch { epoch }), now);
+            }
+            ControlMessage::Release(OfEpoch { epoch }) => {
+                self.stages.remove(epoch);
+                self.upcoming.take_if(|upcoming| upcoming.epoch == epoch);
+                self.tell_coordinator(ControlMessage::Released(OfEpoch { epoch }), now);
+            }
+            _ => {}
+        }
+    }
+
+    fn prepare(&mut self, prepare: Box<Prepare>) {
+        let epoch = prepare.epoch();
+        let assignment = Arc::new(prepare.assignment.clone());
+        let inbox = self.driver.inbox();
+        let events = self.events.clone();
+        let broken: Arc<dyn Fn(MemberIndex, stage::EdgeError) + Send + Sync> =
+            Arc::new(move |member, error| {
+                let _ = events.send(Event::EdgeBroken(epoch, member, error.to_string()));
+            });
+        self.stages.add(Stage {
+            assignment: Arc::clone(&assignment),
+            own: prepare.member,
+            nodes: prepare.members.iter().map(|peer| peer.node).collect(),
+            deliver: Box::new(move |arrival| inbox.deliver(arrival)),
+            broken: Arc::clone(&broken),
+        });
+        let (endpoint, stages) = (Arc::clone(&self.plan.endpoint), Arc::clone(&self.stages));
+        let place = EdgePlace { assignment, from: prepare.member, to: prepare.member };
+        let peers = prepare.members.to_vec();
+        let events = self.events.clone();
+        let opening = move || {
+            let keep = |closer| stages.keep(epoch, closer);
+            let linked = open_edges(&endpoint, &place, &peers, keep, &broken);
+            let _ = events.send(Event::Linked(epoch, linked));
+        };
+        self.upcoming = Some(Upcoming { epoch, prepare, standby: None });
+        if let Err(error) = thread::Builder::new().name("dial".to_owned()).spawn(opening) {
+            let _ = self.events.send(Event::Linked(epoch, Err(error.into())));
+        }
+    }
+
+    /// The ways to the others are open: the engine can be loaded.
+    fn linked(&mut self, epoch: Epoch, linked: Result<Links, DialError>, now: Duration) {
+        let Some(upcoming) = self.upcoming.as_mut().filter(|it| it.epoch == epoch) else { return };
+        let loading = linked.map_err(anyhow::Error::from).and_then(|links| {
+            let assignment = Arc::new(upcoming.prepare.assignment.clone());
+            let own = upcoming.prepare.member;
+            let layers = assignment.windows_of(own);
+            let layers = layers.map(|window| window.start as usize..window.end as usize);
+            let options = EngineOptions {
+                layers: LayerSet::new(layers),
+                embedding: true,
+                head: true,
+                ..self.plan.engine.clone()
+            };
+            let deployment = driver::Deployment {
+                model: Arc::clone(&self.plan.model),
+                options,
+                assignment,
+                links,
+            };
+            let (loaded, left) = (self.events.clone(), self.events.clone());
+            let report = move |facts| drop(loaded.send(Event::Loaded(epoch, facts)));
+            let on_leave = Box::new(move |leaving| drop(left.send(Event::Left(leaving))));
+            Ok(self.driver.load(deployment, report, on_leave)?)
+        });
+        match loading {
+            Ok(standby) => upcoming.standby = Some(standby),
+            Err(error) => {
+                let message = self.failed(epoch, &error);
+                self.tell_coordinator(message, now);
+            }
+        }
+    }
+
+    fn failed(&self, epoch: Epoch, error: &anyhow::Error) -> ControlMessage {
+        let cause = Text::cut(&format!("{error:#}"));
+        ControlMessage::PrepareFailed(motley_ring::PrepareFailed { epoch, cause })
+    }
+
+    fn tell_coordinator(&mut self, message: ControlMessage, now: Duration) {
+        // The head's own follower sends nothing that is not expected.
+        let _ = self.coordinator.handle(self.own, message, now);
+    }
+
+    fn commit(&mut self, now: Duration) {
+        self.commit_when_free = false;
+        self.coordinator.commit(now);
+    }
+
+    fn deployed(&mut self, assignment: &Arc<Assignment>, members: Vec<NodeId>) {
+        let route = assignment.route();
+        let layers_of = |index: usize| -> Vec<(u32, u32)> {
+            let member = MemberIndex(u16::try_from(index).unwrap_or(u16::MAX));
+            route.windows_of(member).map(|window| (window.start, window.end)).collect()
+        };
+        let duties: Vec<_> =
+            members.into_iter().enumerate().map(|(index, node)| (node, layers_of(index))).collect();
+        let words: Vec<String> = duties
+            .iter()
+            .map(|(node, layers)| format!("{} {}", self.name_of(*node), super::layer_words(layers)))
+            .collect();
+        terminal::note(&format!("plan {}: {}\n", assignment.epoch().0, words.join(", ")));
+        let spec = assignment.spec();
+        self.serving = Some(Duties {
+            epoch: assignment.epoch(),
+            rounds: self.plan.rounds,
+            groups: spec.groups,
+            members: duties,
+        });
+        self.progress.clear();
+        if self.seated {
+            self.start_when_free = true;
+        } else {
+            self.start();
+        }
+    }
+
+    fn start(&mut self) {
+        self.start_when_free = false;
+        if let Some(standby) = self.upcoming.take().and_then(|upcoming| upcoming.standby) {
+            self.driver.start(standby);
+            self.seated = true;
+        }
+    }
+
+    fn left(&mut self, leaving: &Leaving, now: Duration) {
+        self.seated = false;
+        if *leaving == Leaving::Stopped {
+            return;
+        }
+        if self.start_when_free {
+            self.start();
+        } else if self.commit_when_free {
+            self.commit(now);
+        }
+    }
+
+    fn deploy_failed(&mut self, node: Option<NodeId>, cause: &str, now: Duration) {
+        let Some(node) = node else { return };
+        terminal::note(&format!("{} cannot take its part: {cause}\n", self.name_of(node)));
+        self.dealt_to = None;
+        self.commit_when_free = false;
+        if node == self.own {
+            self.give_up(cause.to_owned());
+            return;
+        }
+        self.shunned.insert(node, now + PENANCE);
+        self.replan_at = Some(now + SETTLE);
+    }
+
+    fn lost(&mut self, node: NodeId, why: &LossReason, ended: Option<Epoch>, now: Duration) {
+        let name = self.name_of(node);
+        let why = match why {
+            LossReason::Closed => "its connection closed".to_owned(),
+            LossReason::Silent(time) => format!("silent for {}", terminal::duration(*time)),
+            LossReason::Reconnected => "it came again".to_owned(),
+            LossReason::Left(reason) => format!("it left: {reason}"),
+            LossReason::Protocol(message) => format!("it sent {message}"),
+        };
+        terminal::note(&format!("{name} is gone: {why}\n"));
+        if let Some(session) = self.sessions.remove(&node) {
+            session.closer.close();
+        }
+        if let Some(epoch) = ended {
+            self.end_serving(epoch, &name);
+        }
+        self.dealt_to.take_if(|dealt| dealt.contains(&node));
+        self.replan_at = Some(now + SETTLE);
+    }
+
+    /// The deployment in force is over: its requests end.
+    fn end_serving(&mut self, epoch: Epoch, name: &str) {
+        self.serving.take_if(|serving| serving.epoch == epoch);
+        self.driver.inbox().deliver(Arrival::Lost { epoch, node: name.into() });
+    }
+
+    pub(super) fn name_of(&self, node: NodeId) -> String {
+        match self.coordinator.members().get(&node) {
+            Some(member) => member.name.to_string(),
+            None => {
+                let list = identity::MemberList::load(&self.plan.folder).unwrap_or_default();
+                let id = identity::NodeId::from_bytes(node.0);
+                let known = list.members().iter().find(|member| member.id == id);
+                known.map_or_else(|| id.short(), |member| member.name.clone())
+            }
+        }
+    }
+}
+
+fn read_epoch(folder: &StateFolder) -> Epoch {
+    let bytes = folder.read(EPOCH_FILE).ok().flatten();
+    let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    Epoch(text.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+}
+
+fn keep_epoch(folder: &StateFolder, epoch: Epoch) {
+    if let Err(error) = folder.write(EPOCH_FILE, epoch.0.to_string().as_bytes()) {
+        terminal::note(&format!("cannot keep the number of the plan: {error}\n"));
+    }
+}

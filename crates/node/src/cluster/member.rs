@@ -1,0 +1,683 @@
+//! The control thread of a device that has joined: obeys the head, fetches its layers, serves them.
+//!
+//! It carries out what [`Follower`] decides. When the head is gone everything is freed, and the
+//! device looks for it again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use motley_engine::{EngineMemory, EngineOptions, LayerSet, LayoutChoice, Model};
+use motley_ggml::ThreadPoolOptions;
+use motley_ring::limits::{HELLO_TIMEOUT, LOST_AFTER};
+use motley_ring::{
+    Addresses, ClusterId, ControlMessage, Epoch, Follower, FollowerOutput, Hello, MemberIndex,
+    MicroBatchId, Name, NodeId, Peer, Prepare, ProfileJson, Progress, Refused,
+};
+
+use super::dial::{dial, open_edges};
+use super::door::Door;
+use super::room::{self, Sizes};
+use super::shelf::{Holding, RemoteShelf, Shelf};
+use super::stages::{Stage, Stages};
+use super::wire::{MessageConnection, MessageSender, WireError};
+use crate::blocks::{
+    BlockSource, DISK_RESERVE_BYTES_DEFAULT, Disk, Manifest, PartialModel, WantedParts, blocks_for,
+    fetch, find_local, metadata_blocks, model_roots,
+};
+use crate::failure::{Failure, Kind};
+use crate::identity::{self, StateFolder, TokenAddress};
+use crate::stage::{EdgeError, EdgePlace, MemberPlan, MemberStage, Reports};
+use crate::terminal;
+use crate::transport::{Endpoint, Listener, connect};
+
+/// How long opening the connection to the head may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Between two reports of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The file that keeps the highest epoch.
+const EPOCH_FILE: &str = "epoch";
+
+/// How a device serves others.
+pub(crate) struct MemberOptions {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) folder: StateFolder,
+    /// Where the head listens.
+    pub(crate) heads: Vec<TokenAddress>,
+    /// Where this device listens; without an address, at the one by which it reaches the head.
+    pub(crate) host: Option<std::net::IpAddr>,
+    pub(crate) port: u16,
+    pub(crate) models: Option<PathBuf>,
+    /// Where fetched layers are kept.
+    pub(crate) store: PathBuf,
+    pub(crate) memory_budget_bytes: u64,
+    pub(crate) threads: ThreadPoolOptions,
+    pub(crate) layout: LayoutChoice,
+    /// Nodes that the head has named; they may connect although they joined later than this one.
+    pub(crate) named: Arc<RwLock<std::collections::BTreeSet<identity::NodeId>>>,
+}
+
+/// Why a session with a head ended.
+#[derive(Debug)]
+pub(crate) enum SessionEnd {
+    /// It is gone; it may come back.
+    HeadGone(String),
+    /// It does not want this device.
+    Refused(Refused),
+    /// This device is to stop.
+    Stopped,
+}
+
+/// A device that serves layers to a head.
+pub(crate) struct Member {
+    options: MemberOptions,
+    shelf: Arc<Shelf>,
+    stages: Arc<Stages>,
+    listener: OnceLock<Listener>,
+    stop: Arc<std::sync::atomic::AtomicBool>,
+}
+
+/// What happens to a member.
+enum Event {
+    Message(ControlMessage),
+    Closed(String),
+    Progress(Progress),
+    /// The model's part is here and can be loaded.
+    Fetched(Epoch, Result<PathBuf, String>),
+    Loaded(Epoch, Result<EngineMemory, String>),
+    /// The ways to the other members are open, or cannot be.
+    Linked(Epoch, Result<(), String>),
+    StepFailed(Epoch, MicroBatchId, String),
+    EdgeBroken(Epoch, MemberIndex, String),
+}
+
+impl Member {
+    /// A device that stops when `stop` is set.
+    pub(crate) fn new(options: MemberOptions, stop: Arc<std::sync::atomic::AtomicBool>) -> Self {
+        let (shelf, stages) = (Arc::default(), Arc::default());
+        Self { options, shelf, stages, listener: OnceLock::new(), stop }
+    }
+
+    /// Serves one head until that is over.
+    ///
+    /// # Errors
+    /// When this device cannot listen, or the head cannot be reached.
+    pub(crate) fn serve_head(&self) -> Result<SessionEnd, Failure> {
+        let connection = self.reach_head()?;
+        let local = connection.local_address().context("the connection to the head broke")?;
+        let head_address = connection.peer_address().context("the connection to the head broke")?;
+        let listening = self.listen(self.options.host.unwrap_or(local.ip()))?;
+        let advertised = std::net::SocketAddr::new(local.ip(), listening.port());
+        let endpoint = &self.options.endpoint;
+        let cluster = ClusterId(endpoint.identity().cluster().prefix());
+        let MessageConnection { mut receiver, mut sender, closer } =
+            MessageConnection::new(connection, cluster);
+        sender.send(&ControlMessage::Hello(Box::new(self.hello(advertised))), &[])?;
+        let welcome = match receiver.expect(HELLO_TIMEOUT, false)? {
+            (ControlMessage::Welcome(welcome), _) => welcome,
+            (ControlMessage::Refused(refused), _) => return Ok(SessionEnd::Refused(refused)),
+            (other, _) => {
+                let (expected, found) = ("welcome", other.name());
+                return Err(WireError::Unexpected { expected, found }.into());
+            }
+        };
+        terminal::note(&format!(
+            "joined {} at {head_address}; this device listens on {advertised} and gives {}\n",
+            welcome.name,
+            terminal::bytes(self.options.memory_budget_bytes)
+        ));
+        let (events, inbox) = channel();
+        let reading = events.clone();
+        let reader = thread::Builder::new().name("control in".to_owned()).spawn(move || {
+            loop {
+                let event = match receiver.receive(LOST_AFTER, true) {
+                    Ok(Some((message, _))) => Event::Message(message),
+                    Ok(None) => continue,
+                    Err(error) => {
+                        let _ = reading.send(Event::Closed(error.to_string()));
+                        return;
+                    }
+                };
+                if reading.send(event).is_err() {
+                    return;
+                }
+            }
+        })?;
+        let session = Session {
+            member: self,
+            follower: Follower::new(self.epoch_seen().max(welcome.epoch), Duration::ZERO),
+            sender,
+            events,
+            began: Instant::now(),
+            head: Peer { node: welcome.node, addresses: addresses_of(&[head_address]) },
+            deployments: BTreeMap::new(),
+            over: None,
+        };
+        let end = session.run(&inbox);
+        closer.close();
+        drop(inbox);
+        let _ = reader.join();
+        Ok(end)
+    }
+
+    fn reach_head(&self) -> Result<crate::transport::Connection, Failure> {
+        let mut last = None;
+        for address in &self.options.heads {
+            match connect(address, None, &self.options.endpoint, CONNECT_TIMEOUT) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(match last {
+            Some(error) => Failure::new(Kind::Failed, error),
+            None => Failure::usage("no address of a head is known")
+                .hint("motley join TOKEN, with a token of motley token new"),
+        })
+    }
+
+    /// Listens for other members, from the first session on.
+    fn listen(&self, ip: std::net::IpAddr) -> Result<std::net::SocketAddr, Failure> {
+        if let Some(listener) = self.listener.get() {
+            return Ok(listener.address());
+        }
+        let door = Door {
+            endpoint: Arc::clone(&self.options.endpoint),
+            folder: self.options.folder.clone(),
+            stages: Arc::clone(&self.stages),
+            shelf: Arc::clone(&self.shelf),
+            on_hello: None,
+        };
+        let address = std::net::SocketAddr::new(ip, self.options.port);
+        let endpoint = Arc::clone(&self.options.endpoint);
+        let listener = Listener::start(address, endpoint, move |arrival| door.receive(arrival))?;
+        Ok(self.listener.get_or_init(|| listener).address())
+    }
+
+    fn hello(&self, advertised: std::net::SocketAddr) -> Hello {
+        let identity = self.options.endpoint.identity();
+        Hello {
+            protocol_min: motley_ring::limits::PROTOCOL_VERSION_MIN,
+            protocol_max: motley_ring::limits::PROTOCOL_VERSION,
+            build: Name::cut(env!("CARGO_PKG_VERSION")),
+            engine_build: super::engine_build(),
+            node: NodeId(*identity.node().as_bytes()),
+            name: Name::cut(identity.name()),
+            addresses: addresses_of(&[advertised]),
+            memory_budget_bytes: self.options.memory_budget_bytes,
+            epoch_seen: self.epoch_seen(),
+            profile: ProfileJson::default(),
+        }
+    }
+
+    fn epoch_seen(&self) -> Epoch {
+        let bytes = self.options.folder.read(EPOCH_FILE).ok().flatten();
+        let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+        Epoch(text.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+    }
+}
+
+fn addresses_of(addresses: &[std::net::SocketAddr]) -> Addresses {
+    let texts = addresses.iter().map(ToString::to_string);
+    let list: Vec<_> = texts.filter_map(|text| motley_ring::Address::new(text).ok()).collect();
+    Addresses::new(list).unwrap_or_default()
+}
+
+/// A deployment that is being prepared or served here.
+struct Held {
+    prepare: Arc<Prepare>,
+    stage: Option<MemberStage>,
+    inbox: Arc<OnceLock<std::sync::mpsc::SyncSender<crate::stage::Arrival>>>,
+    memory_bytes: u64,
+}
+
+/// A session with one head.
+struct Session<'m> {
+    member: &'m Member,
+    follower: Follower,
+    sender: MessageSender,
+    events: Sender<Event>,
+    began: Instant,
+    head: Peer,
+    deployments: BTreeMap<Epoch, Held>,
+    over: Option<SessionEnd>,
+}
+
+impl Session<'_> {
+    fn run(mut self, inbox: &Receiver<Event>) -> SessionEnd {
+        loop {
+            let now = self.began.elapsed();
+            self.follower.poll(now);
+            self.carry_out();
+            if let Some(end) = self.over.take() {
+                return end;
+            }
+            if self.member.stop.load(std::sync::atomic::Ordering::Relaxed) {
+                self.leave();
+                return SessionEnd::Stopped;
+            }
+            let deadline = self.follower.next_deadline().unwrap_or(now + LOST_AFTER);
+            let wait = deadline.saturating_sub(self.began.elapsed()).max(Duration::from_millis(1));
+            match inbox.recv_timeout(wait) {
+                Ok(event) => self.take(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return SessionEnd::HeadGone("the session ended".to_owned());
+                }
+            }
+        }
+    }
+
+    fn leave(&mut self) {
+        let reason = motley_ring::Text::cut("it was told to stop");
+        // If the head is gone too, nobody needs to know.
+        let _ = self.sender.send(&ControlMessage::Leave(motley_ring::Leave { reason }), &[]);
+        for epoch in self.deployments.keys() {
+            self.member.stages.remove(*epoch);
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        let now = self.began.elapsed();
+        match event {
+            Event::Message(message) => {
+                if let Some(held) = self.serving() {
+                    let activity = held.activity();
+                    self.follower.set_activity(activity);
+                }
+                if let Err(fault) = self.follower.handle(message, now) {
+                    terminal::note(&format!("the head is not understood: {fault}\n"));
+                    self.follower.closed();
+                }
+            }
+            Event::Closed(cause) => {
+                terminal::note(&format!("the connection to the head ended: {cause}\n"));
+                self.follower.closed();
+            }
+            Event::Progress(progress) => self.follower.progress(progress),
+            Event::Fetched(epoch, fetched) => match fetched {
+                Ok(path) => self.load(epoch, path),
+                Err(cause) => self.fail(epoch, &cause),
+            },
+            Event::Loaded(epoch, loaded) => match loaded {
+                Ok(memory) => self.loaded(epoch, memory),
+                Err(cause) => self.fail(epoch, &cause),
+            },
+            Event::Linked(epoch, linked) => match (linked, self.deployments.get(&epoch)) {
+                (Ok(()), Some(held)) => self.follower.prepared(epoch, held.memory_bytes),
+                (Err(cause), _) => self.fail(epoch, &cause),
+                (Ok(()), None) => {}
+            },
+            Event::StepFailed(epoch, micro_batch, cause) => {
+                self.follower.step_failed(epoch, micro_batch, &cause);
+            }
+            Event::EdgeBroken(epoch, member, cause) => {
+                self.follower.peer_lost(epoch, member, &cause);
+            }
+        }
+    }
+
+    fn serving(&self) -> Option<&MemberStage> {
+        self.deployments.values().filter_map(|held| held.stage.as_ref()).next_back()
+    }
+
+    fn fail(&mut self, epoch: Epoch, cause: &str) {
+        terminal::note(&format!("plan {} cannot be prepared: {cause}\n", epoch.0));
+        self.follower.prepare_failed(epoch, cause);
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(output) = self.follower.poll_output() {
+            match output {
+                FollowerOutput::Send(message) => {
+                    if self.sender.send(&message, &[]).is_err() {
+                        self.follower.closed();
+                    }
+                }
+                FollowerOutput::Prepare(prepare) => self.prepare(*prepare),
+                FollowerOutput::Serve(epoch) => {
+                    if let Some(held) = self.deployments.get(&epoch) {
+                        let layers = super::layer_words(&windows(&held.prepare));
+                        terminal::note(&format!("plan {}: serving {layers}\n", epoch.0));
+                    }
+                }
+                FollowerOutput::Abandon(epoch) | FollowerOutput::Retire(epoch) => {
+                    self.member.stages.remove(epoch);
+                    self.deployments.remove(&epoch);
+                }
+                FollowerOutput::HeadLost { silent_for } => {
+                    let silent = terminal::duration(silent_for);
+                    let cause = if silent_for.is_zero() {
+                        "its connection closed".to_owned()
+                    } else {
+                        format!("silent for {silent}")
+                    };
+                    self.over = Some(SessionEnd::HeadGone(cause));
+                }
+                FollowerOutput::HeadLeft { reason } => {
+                    self.over = Some(SessionEnd::HeadGone(format!("it left: {reason}")));
+                }
+            }
+        }
+    }
+
+    fn prepare(&mut self, prepare: Prepare) {
+        let epoch = prepare.epoch();
+        // An epoch is accepted once; after a restart an old head cannot bring an old one back.
+        let kept = self.member.options.folder.write(EPOCH_FILE, epoch.0.to_string().as_bytes());
+        if let Err(error) = kept {
+            terminal::note(&format!("cannot keep the number of the plan: {error}\n"));
+        }
+        self.name_peers(&prepare);
+        let prepare = Arc::new(self.with_head_address(prepare));
+        let inbox = Arc::new(OnceLock::new());
+        self.take_frames(&prepare, &inbox);
+        let (events, fetching) = (self.events.clone(), self.events.clone());
+        let fetcher = Fetcher {
+            endpoint: Arc::clone(&self.member.options.endpoint),
+            shelf: Arc::clone(&self.member.shelf),
+            models: self.member.options.models.clone(),
+            store: self.member.options.store.clone(),
+            budget_bytes: self.member.options.memory_budget_bytes,
+            prepare: Arc::clone(&prepare),
+            events,
+        };
+        let started = thread::Builder::new().name("fetch".to_owned()).spawn(move || {
+            let fetched = fetcher.run().map_err(|error| format!("{error:#}"));
+            let _ = fetching.send(Event::Fetched(epoch, fetched));
+        });
+        self.deployments.insert(epoch, Held { prepare, stage: None, inbox, memory_bytes: 0 });
+        if let Err(error) = started {
+            self.fail(epoch, &error.to_string());
+        }
+    }
+
+    /// Nodes that the head names are members, whether they joined before or after this one.
+    fn name_peers(&self, prepare: &Prepare) {
+        let named = &self.member.options.named;
+        let mut named = named.write().unwrap_or_else(PoisonError::into_inner);
+        named.extend(prepare.members.iter().map(|it| identity::NodeId::from_bytes(it.node.0)));
+    }
+
+    /// The head may have told an address that only others reach; the one that this session uses
+    /// comes first.
+    fn with_head_address(&self, mut prepare: Prepare) -> Prepare {
+        let known = |peers: &[Peer]| -> Vec<Peer> {
+            let peers = peers.iter().cloned();
+            peers
+                .map(|mut peer| {
+                    if peer.node == self.head.node {
+                        let own = self.head.addresses.iter().cloned();
+                        let list: Vec<_> = own.chain(peer.addresses.iter().cloned()).collect();
+                        let most = motley_ring::limits::ADDRESSES_MAX;
+                        let list = list.into_iter().take(most).collect();
+                        peer.addresses = Addresses::new(list).unwrap_or_default();
+                    }
+                    peer
+                })
+                .collect()
+        };
+        prepare.members = motley_ring::List::new(known(&prepare.members)).unwrap_or_default();
+        prepare.sources = motley_ring::List::new(known(&prepare.sources)).unwrap_or_default();
+        prepare
+    }
+
+    /// Lets the connections of others find the deployment.
+    fn take_frames(
+        &self,
+        prepare: &Prepare,
+        inbox: &Arc<OnceLock<std::sync::mpsc::SyncSender<crate::stage::Arrival>>>,
+    ) {
+        let inbox = Arc::clone(inbox);
+        self.member.stages.add(Stage {
+            assignment: Arc::new(prepare.assignment.clone()),
+            own: prepare.member,
+            nodes: prepare.members.iter().map(|peer| peer.node).collect(),
+            deliver: Box::new(move |arrival| {
+                inbox.get().is_some_and(|inbox| inbox.send(arrival).is_ok())
+            }),
+            broken: self.broken(prepare.epoch()),
+        });
+    }
+
+    fn broken(&self, epoch: Epoch) -> Arc<dyn Fn(MemberIndex, EdgeError) + Send + Sync> {
+        let events = Mutex::new(self.events.clone());
+        Arc::new(move |member, error| {
+            let events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = events.send(Event::EdgeBroken(epoch, member, error.to_string()));
+        })
+    }
+
+    fn load(&mut self, epoch: Epoch, path: PathBuf) {
+        let Some(held) = self.deployments.get_mut(&epoch) else { return };
+        let (loaded, failed) = (self.events.clone(), self.events.clone());
+        let options = engine_options(&held.prepare, &self.member.options);
+        let started = Model::open(&path).map_err(anyhow::Error::from).and_then(|model| {
+            let plan = MemberPlan {
+                model: Arc::new(model),
+                options: options.context("this build cannot cache keys and values so")?,
+                assignment: Arc::new(held.prepare.assignment.clone()),
+                index: held.prepare.member,
+            };
+            let reports = Reports {
+                loaded: Box::new(move |result| {
+                    let result = result.map_err(|e| format!("{:#}", anyhow::Error::from(e)));
+                    let _ = loaded.send(Event::Loaded(epoch, result));
+                }),
+                failed: Box::new(move |micro_batch, cause| {
+                    let _ = failed.send(Event::StepFailed(epoch, micro_batch, cause));
+                }),
+            };
+            Ok(MemberStage::start(plan, reports)?)
+        });
+        match started {
+            Ok(stage) => {
+                let _ = held.inbox.set(stage.inbox());
+                held.stage = Some(stage);
+            }
+            Err(error) => self.fail(epoch, &format!("{error:#}")),
+        }
+    }
+
+    /// The engine is loaded: opens the ways to the other members.
+    fn loaded(&mut self, epoch: Epoch, memory: EngineMemory) {
+        let broken = self.broken(epoch);
+        let Some(held) = self.deployments.get_mut(&epoch) else { return };
+        held.memory_bytes = memory.weights_mapped_bytes
+            + memory.weights_allocated_bytes
+            + memory.cache_bytes
+            + memory.compute_bytes;
+        let Some(stage) = &held.stage else { return };
+        let ways = stage.ways();
+        let prepare = Arc::clone(&held.prepare);
+        let endpoint = Arc::clone(&self.member.options.endpoint);
+        let stages = Arc::clone(&self.member.stages);
+        let events = self.events.clone();
+        let opening = move || {
+            let assignment = Arc::new(prepare.assignment.clone());
+            let place = EdgePlace { assignment, from: prepare.member, to: prepare.member };
+            let keep = |closer| stages.keep(epoch, closer);
+            let linked = open_edges(&endpoint, &place, &prepare.members, keep, &broken)
+                .map(|links| ways.connect(links))
+                .map_err(|error| format!("{:#}", anyhow::Error::from(error)));
+            let _ = events.send(Event::Linked(epoch, linked));
+        };
+        if let Err(error) = thread::Builder::new().name("dial".to_owned()).spawn(opening) {
+            self.fail(epoch, &error.to_string());
+        }
+    }
+}
+
+/// The layers of a member, as first and last plus one.
+fn windows(prepare: &Prepare) -> Vec<(u32, u32)> {
+    let windows = prepare.assignment.windows_of(prepare.member);
+    windows.map(|window| (window.start, window.end)).collect()
+}
+
+fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOptions> {
+    let spec = prepare.assignment.spec();
+    let layers = windows(prepare).into_iter().map(|(first, end)| first as usize..end as usize);
+    Some(EngineOptions {
+        layers: LayerSet::new(layers),
+        embedding: false,
+        head: false,
+        slots: spec.slots as usize,
+        context_tokens: spec.context_tokens as usize,
+        batch_rows_max: spec.batch_rows_max as usize,
+        cache: room::cache_element(spec.kv_type)?,
+        threads: options.threads,
+        layout: options.layout,
+        residency: motley_engine::Residency::default(),
+    })
+}
+
+/// Brings a member's part of a model here.
+struct Fetcher {
+    endpoint: Arc<Endpoint>,
+    shelf: Arc<Shelf>,
+    models: Option<PathBuf>,
+    store: PathBuf,
+    budget_bytes: u64,
+    prepare: Arc<Prepare>,
+    events: Sender<Event>,
+}
+
+impl Fetcher {
+    /// Where the model lies, with at least the blocks of this member's layers.
+    fn run(&self) -> anyhow::Result<PathBuf> {
+        let model = self.prepare.model.digest;
+        let holding = match self.shelf.get(&model) {
+            Some(holding) => holding,
+            None => self.find()?,
+        };
+        let mut holding = holding.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Holding::Local(local) = &mut *holding {
+            let directory = local.directory()?;
+            self.admit(&directory)?;
+            let wanted = blocks_for(&Arc::clone(local.manifest()), &directory, &self.parts());
+            if local.verify(&wanted, |_| {})?.is_empty() {
+                return Ok(local.path().to_owned());
+            }
+            terminal::note(&format!(
+                "{} is damaged; its layers are fetched\n",
+                local.path().display()
+            ));
+            let manifest = Arc::clone(local.manifest());
+            *holding = self.begin_partial(&manifest)?;
+        }
+        let Holding::Partial(partial) = &mut *holding else { unreachable!("replaced above") };
+        self.fill(partial, &metadata_blocks(&Arc::clone(partial.manifest())), false)?;
+        let directory = partial.directory()?;
+        self.admit(&directory)?;
+        let wanted = blocks_for(&Arc::clone(partial.manifest()), &directory, &self.parts());
+        self.fill(partial, &wanted, true)?;
+        Ok(partial.path().to_owned())
+    }
+
+    fn begin_partial(&self, manifest: &Arc<Manifest>) -> anyhow::Result<Holding> {
+        let disk = Disk::with_reserve(DISK_RESERVE_BYTES_DEFAULT);
+        Ok(Holding::Partial(PartialModel::open(&self.store, Arc::clone(manifest), disk)?))
+    }
+
+    fn parts(&self) -> WantedParts {
+        let layers = windows(&self.prepare).into_iter();
+        let layers = layers.map(|(first, end)| first as usize..end as usize).collect();
+        WantedParts { layers, embedding: false, head: false }
+    }
+
+    /// Refuses what does not fit before anything is fetched or loaded.
+    fn admit(&self, directory: &motley_model::ModelDirectory) -> anyhow::Result<()> {
+        let spec = self.prepare.assignment.spec();
+        let options = EngineOptions {
+            layers: LayerSet::none(),
+            embedding: false,
+            head: false,
+            slots: spec.slots as usize,
+            context_tokens: spec.context_tokens as usize,
+            batch_rows_max: spec.batch_rows_max as usize,
+            cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
+            threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+            layout: LayoutChoice::Plain,
+            residency: motley_engine::Residency::default(),
+        };
+        let sizes = Sizes::new(directory, &options)?;
+        room::admit(&sizes, &windows(&self.prepare), self.budget_bytes)
+    }
+
+    /// Finds a copy on this device, or begins one of blocks.
+    fn find(&self) -> anyhow::Result<Arc<Mutex<Holding>>> {
+        let manifest = self.manifest()?;
+        if let Some(local) = find_local(&manifest, &model_roots(self.models.as_deref())) {
+            return Ok(self.shelf.put(Holding::Local(local)));
+        }
+        Ok(self.shelf.put(self.begin_partial(&manifest)?))
+    }
+
+    /// The model's manifest, from the first source that has it.
+    fn manifest(&self) -> anyhow::Result<Arc<Manifest>> {
+        let mut last = anyhow::anyhow!("no device that has the model was named");
+        for mut source in self.sources() {
+            let name = source.name();
+            let found = source.manifest().map_err(anyhow::Error::from).and_then(|encoded| {
+                let manifest = Manifest::decode(&encoded.context("it does not have the model")?)?;
+                let digest = *manifest.digest().as_bytes();
+                anyhow::ensure!(digest == self.prepare.model.digest.0, "it sent another manifest");
+                Ok(manifest)
+            });
+            match found {
+                Ok(manifest) => return Ok(Arc::new(manifest)),
+                Err(error) => last = error.context(name),
+            }
+        }
+        Err(last.context("cannot get the model's manifest"))
+    }
+
+    /// Connections to the devices that have the model.
+    fn sources(&self) -> Vec<RemoteShelf> {
+        let cluster = ClusterId(self.endpoint.identity().cluster().prefix());
+        let own = NodeId(*self.endpoint.identity().node().as_bytes());
+        let peers = self.prepare.sources.iter().filter(|peer| peer.node != own);
+        peers
+            .filter_map(|peer| {
+                let connection = dial(&self.endpoint, peer).ok()?;
+                let connection = MessageConnection::new(connection, cluster);
+                let name = peer.addresses.first().map(ToString::to_string).unwrap_or_default();
+                Some(RemoteShelf::new(name, self.prepare.model.digest, connection))
+            })
+            .collect()
+    }
+
+    /// Fetches what is missing of `blocks`; `counted` tells the head how far that is.
+    fn fill(
+        &self,
+        partial: &mut PartialModel,
+        blocks: &std::collections::BTreeSet<usize>,
+        counted: bool,
+    ) -> anyhow::Result<()> {
+        if blocks.iter().all(|block| partial.has(*block)) {
+            return Ok(());
+        }
+        let sources: Vec<Box<dyn BlockSource>> =
+            self.sources().into_iter().map(|it| Box::new(it) as Box<dyn BlockSource>).collect();
+        let epoch = self.prepare.epoch();
+        let mut told = Instant::now();
+        let report = fetch(partial, blocks, sources, |progress: crate::blocks::Progress| {
+            let last = progress.done_bytes == progress.total_bytes;
+            if counted && (last || told.elapsed() >= PROGRESS_INTERVAL) {
+                told = Instant::now();
+                let (done_bytes, total_bytes) = (progress.done_bytes, progress.total_bytes);
+                let _ =
+                    self.events.send(Event::Progress(Progress { epoch, done_bytes, total_bytes }));
+            }
+        })?;
+        if counted {
+            terminal::note(&format!("fetched {} of the model\n", terminal::bytes(report.bytes)));
+        }
+        Ok(())
+    }
+}

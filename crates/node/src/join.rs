@@ -1,0 +1,209 @@
+//! `motley join`: this device serves layers of another device's model.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use motley_ggml::ThreadPoolOptions;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::cluster::{Member, MemberOptions, SessionEnd};
+use crate::failure::{Failure, Kind};
+use crate::identity::{
+    Identity, JoinToken, Roster, Standing, StateFolder, TokenAddress, host_name, trusted_unix_s,
+};
+use crate::loading;
+use crate::memory;
+use crate::run::LayoutName;
+use crate::terminal;
+use crate::transport::{self, Endpoint};
+
+/// The file that keeps where the head was found.
+const HEADS_FILE: &str = "heads";
+
+/// Between two attempts to find the head: the first, and the longest.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_LAST: Duration = Duration::from_secs(10);
+
+/// How often a wait looks whether the program is to end.
+const LOOK_AROUND: Duration = Duration::from_millis(100);
+
+/// Arguments of `motley join`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Without a word it looks for the head that it joined before.")]
+pub(crate) struct Arguments {
+    /// A token of motley token new, or the address of a head that knows this device
+    #[arg(value_name = "TOKEN|ADDRESS")]
+    place: Option<String>,
+    /// What this device is called [default: its host name]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Memory for layers, such as 4G [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
+    memory: Option<u64>,
+    /// Folder of models, where a copy of the model may lie
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+    /// Address to listen on [default: the one by which it reaches the head]
+    #[arg(long, value_name = "ADDRESS")]
+    host: Option<IpAddr>,
+    /// Port to listen on; 0 for any that is free
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    port: u16,
+    /// Compute threads [default: one per core]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Layout of weights: measured or plain
+    #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
+    layout: LayoutName,
+    /// Folder of keys and lists [default: motley in the user's state folder]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+        flag::register(signal, Arc::clone(&stop))?;
+    }
+    let folder = StateFolder::open(&StateFolder::locate(arguments.state.clone())?)?;
+    let (identity, heads) = enter(arguments, &folder)?;
+    let named = Arc::new(RwLock::new(BTreeSet::new()));
+    let member =
+        Member::new(options(arguments, folder, &identity, heads, named)?, Arc::clone(&stop));
+    let mut pause = RETRY_FIRST;
+    let mut joined_before = false;
+    loop {
+        let told = match member.serve_head() {
+            Ok(SessionEnd::Stopped) => return Ok(()),
+            Ok(SessionEnd::Refused(refused)) => {
+                let error = anyhow::anyhow!("the head refuses this device: {}", refused.message);
+                return Err(Failure::new(Kind::Refused, error).hint(refused.advice.to_string()));
+            }
+            Ok(SessionEnd::HeadGone(cause)) => {
+                (joined_before, pause) = (true, RETRY_FIRST);
+                format!("the head is gone: {cause}; looking for it\n")
+            }
+            Err(failure) if !joined_before => return Err(failure),
+            Err(failure) => failure.report(),
+        };
+        if pause == RETRY_FIRST {
+            terminal::note(&told);
+        }
+        if !wait(pause, &stop) {
+            return Ok(());
+        }
+        pause = (pause * 2).min(RETRY_LAST);
+    }
+}
+
+/// Waits; false when the program is to end.
+fn wait(pause: Duration, stop: &AtomicBool) -> bool {
+    let mut left = pause;
+    while !left.is_zero() && !stop.load(Ordering::Relaxed) {
+        let step = left.min(LOOK_AROUND);
+        thread::sleep(step);
+        left -= step;
+    }
+    !stop.load(Ordering::Relaxed)
+}
+
+/// Who this device is, and where the head may be: by token the first time, as kept afterwards.
+fn enter(
+    arguments: &Arguments,
+    folder: &StateFolder,
+) -> Result<(Identity, Vec<TokenAddress>), Failure> {
+    let token = match &arguments.place {
+        Some(text) if text.starts_with("motley") && !text.contains(':') => {
+            Some(JoinToken::from_str(text).map_err(|error| Failure::new(Kind::Usage, error))?)
+        }
+        _ => None,
+    };
+    let known = Identity::load(folder)?;
+    let identity = match (known, &token) {
+        (Some(identity), Some(token)) if identity.cluster() != token.cluster => {
+            let error = anyhow::anyhow!(
+                "this device belongs to cluster {}, the token is of cluster {}",
+                identity.cluster().short(),
+                token.cluster.short()
+            );
+            return Err(Failure::new(Kind::Refused, error)
+                .hint("give another folder with --state, or remove the old one"));
+        }
+        (Some(identity), _) => identity,
+        (None, Some(token)) => {
+            let name = arguments.name.clone().unwrap_or_else(host_name);
+            let now = trusted_unix_s(SystemTime::now());
+            transport::join(token, &name, folder, now)
+                .map_err(|error| Failure::new(Kind::Refused, error))?
+        }
+        (None, None) => {
+            let error = anyhow::anyhow!("this device has not joined a cluster yet");
+            return Err(Failure::new(Kind::NotFound, error)
+                .hint("motley token new on the device that serves makes a token for motley join"));
+        }
+    };
+    let heads = match (&token, &arguments.place) {
+        (Some(token), _) => token.addresses.clone(),
+        (None, Some(text)) => {
+            vec![
+                text.parse()
+                    .map_err(|error| Failure::new(Kind::Usage, anyhow::Error::new(error)))?,
+            ]
+        }
+        (None, None) => kept_heads(folder),
+    };
+    let lines: Vec<String> = heads.iter().map(ToString::to_string).collect();
+    folder.write(HEADS_FILE, lines.join("\n").as_bytes())?;
+    Ok((identity, heads))
+}
+
+fn kept_heads(folder: &StateFolder) -> Vec<TokenAddress> {
+    let kept = folder.read(HEADS_FILE).ok().flatten().unwrap_or_default();
+    let text = String::from_utf8_lossy(&kept);
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn options(
+    arguments: &Arguments,
+    folder: StateFolder,
+    identity: &Identity,
+    heads: Vec<TokenAddress>,
+    named: Arc<RwLock<BTreeSet<crate::identity::NodeId>>>,
+) -> Result<MemberOptions, Failure> {
+    let roster = Roster::new(&folder);
+    let known = Arc::clone(&named);
+    let check: transport::MemberCheck = Arc::new(move |node| match roster.standing(node) {
+        // The head, which is a member, vouches for those that joined later.
+        Standing::Unknown
+            if known.read().unwrap_or_else(PoisonError::into_inner).contains(node) =>
+        {
+            Standing::Member
+        }
+        standing => standing,
+    });
+    let clock: transport::Clock = Arc::new(|| trusted_unix_s(SystemTime::now()));
+    let endpoint = Arc::new(Endpoint::with(identity, check, clock)?);
+    let threads = arguments.threads.unwrap_or_else(loading::threads_default);
+    let budget = arguments.memory.or_else(memory::available_bytes);
+    Ok(MemberOptions {
+        endpoint,
+        store: folder.path().join("models"),
+        folder,
+        heads,
+        host: arguments.host,
+        port: arguments.port,
+        models: crate::store::folder(arguments.models.clone()),
+        memory_budget_bytes: budget.unwrap_or(u64::MAX),
+        threads: ThreadPoolOptions { threads, poll_percent: loading::POLL_PERCENT, pinned: false },
+        layout: arguments.layout.choice(),
+        named,
+    })
+}

@@ -1,0 +1,174 @@
+//! `motley status`: who serves which layers, and how fast, as the head tells it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
+use crate::failure::{Failure, Kind};
+use crate::terminal::{self, Table};
+
+/// How long the head may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Bytes of an answer at most.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+
+/// Arguments of `motley status`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Where the head answers
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:11555")]
+    url: String,
+    /// Key of the head's API, if it has keys
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
+    let cluster = get(arguments, "/cluster")?;
+    if arguments.json {
+        return Ok(terminal::print_json(&cluster)?);
+    }
+    Ok(terminal::print(&report(&cluster))?)
+}
+
+/// Asks the head.
+fn get(arguments: &Arguments, path: &str) -> Result<Json, Failure> {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_global(Some(PATIENCE))
+        .http_status_as_error(false)
+        .build()
+        .into();
+    let url = format!("{}{path}", arguments.url.trim_end_matches('/'));
+    let mut request = agent.get(&url);
+    if let Some(key) = &arguments.api_key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    let mut response = request.call().map_err(|error| {
+        let error = anyhow::Error::new(error).context(format!("no answer from {url}"));
+        Failure::new(Kind::Failed, error)
+            .hint("motley serve MODEL serves one; --url names another place")
+    })?;
+    let status = response.status();
+    let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string()?;
+    if !status.is_success() {
+        let told: Json = serde_json::from_str(&body).unwrap_or_default();
+        let message = told["error"]["message"].as_str().unwrap_or("it gives no reason");
+        let error = anyhow::anyhow!("{url} answers {status}: {message}");
+        return Err(Failure::new(Kind::Refused, error).hint("--api-key KEY gives the head's key"));
+    }
+    Ok(serde_json::from_str(&body)?)
+}
+
+fn report(cluster: &Json) -> String {
+    let number = |value: &Json| value.as_u64().unwrap_or(0);
+    let mut text = String::new();
+    let nodes = cluster["nodes"].as_array().map_or(&[][..], Vec::as_slice);
+    let _ = writeln!(
+        text,
+        "plan {}: {}, {}, up to {} micro-batches at once",
+        number(&cluster["epoch"]),
+        count(
+            nodes
+                .iter()
+                .filter(|node| !node["layers"].as_array().is_none_or(Vec::is_empty))
+                .count(),
+            "device"
+        ),
+        count(number(&cluster["rounds"]) as usize, "round"),
+        number(&cluster["groups"]),
+    );
+    if let Some(change) = cluster["change"].as_str() {
+        let _ = writeln!(text, "now: {change}");
+    }
+    let mut table = Table::new([
+        "device",
+        "layers",
+        "state",
+        "memory",
+        "of",
+        "round trip",
+        "busy",
+        "step",
+        "address",
+    ]);
+    for node in nodes {
+        let name = node["name"].as_str().unwrap_or("?");
+        let head = if node["head"].as_bool() == Some(true) { " (head)" } else { "" };
+        let time = |field: &str| {
+            node[field]
+                .as_u64()
+                .map_or_else(|| "-".to_owned(), |us| terminal::duration(Duration::from_micros(us)))
+        };
+        let busy = node["busy_ratio"].as_f64();
+        table.row([
+            format!("{name}{head}"),
+            layers(&node["layers"]),
+            node["state"].as_str().unwrap_or_default().to_owned(),
+            terminal::bytes(number(&node["memory_used_bytes"])),
+            terminal::bytes(number(&node["memory_budget_bytes"])),
+            time("round_trip_us"),
+            busy.map_or_else(|| "-".to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
+            time("step_us"),
+            node["address"].as_str().unwrap_or_default().to_owned(),
+        ]);
+    }
+    text.push_str(&table.render());
+    text
+}
+
+fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+fn layers(value: &Json) -> String {
+    let windows = value.as_array().map_or(&[][..], Vec::as_slice);
+    let texts: Vec<String> = windows
+        .iter()
+        .filter_map(|window| Some((window[0].as_u64()?, window[1].as_u64()?)))
+        .map(|(first, end)| match end.saturating_sub(first) {
+            1 => first.to_string(),
+            _ => format!("{first}-{}", end.saturating_sub(1)),
+        })
+        .collect();
+    if texts.is_empty() { "-".to_owned() } else { texts.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_ring_of_two_reads_as_a_table() {
+        let node = |name: &str, head: bool, layers: Json, trip: Option<u64>| {
+            json!({
+                "name": name, "id": "", "address": "10.0.0.1:11556", "head": head,
+                "state": "serving", "layers": layers, "memory_budget_bytes": 4_000_000_000_u64,
+                "memory_used_bytes": 1_000_000_000, "round_trip_us": trip, "busy_ratio": 0.5,
+                "step_us": 1500,
+            })
+        };
+        let cluster = json!({
+            "epoch": 3, "change": null, "groups": 2, "rounds": 2,
+            "nodes": [
+                node("desk", true, json!([[0, 4], [8, 9]]), None),
+                node("laptop", false, json!([[4, 8]]), Some(420)),
+                node("phone", false, json!([]), Some(9000)),
+            ],
+        });
+        expect_test::expect![[r"
+            plan 3: 2 devices, 2 rounds, up to 2 micro-batches at once
+            device       layers  state    memory  of      round trip  busy  step    address
+            desk (head)  0-3 8   serving  1.00 GB 4.00 GB -           50 %  1.5 ms  10.0.0.1:11556
+        "]]
+        .assert_eq(
+            &report(&cluster).lines().take(3).map(|line| format!("{line}\n")).collect::<String>(),
+        );
+    }
+}
