@@ -179,16 +179,16 @@ fn state_name(state: InvitationState) -> &'static str {
     }
 }
 
-/// What is left of an invitation's time, in the largest unit that leaves at least two.
+/// What is left of an invitation's time, rounded, in the largest unit that leaves at least two.
 fn left(invitation: &Invitation, now: u64) -> String {
     if invitation.state(now) == InvitationState::Expired {
         return "-".to_owned();
     }
     let seconds = invitation.expires_unix_s.saturating_sub(now);
     match seconds {
-        172_800.. => format!("{} days", seconds / 86_400),
-        7200.. => format!("{} hours", seconds / 3600),
-        120.. => format!("{} minutes", seconds / 60),
+        172_800.. => format!("{} days", (seconds + 43_200) / 86_400),
+        7200.. => format!("{} hours", (seconds + 1800) / 3600),
+        120.. => format!("{} minutes", (seconds + 30) / 60),
         _ => format!("{seconds} seconds"),
     }
 }

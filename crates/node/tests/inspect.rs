@@ -30,6 +30,11 @@ fn every_help_fits_a_screen() {
 
         Commands:
           run          Answer a prompt, or chat
+          serve        Serve a model to OpenAI's and Ollama's clients
+          join         Serve layers of another device's model
+          status       Show who serves which layers, and how fast
+          init         Begin a cluster on this device
+          token        Invite devices to the cluster, or list and revoke invitations
           show         Show what a model is and what it needs
           plan         Plan who computes what, why, and how fast that is
           bench        Measure speed, alone or side by side with llama.cpp

@@ -8,11 +8,14 @@ use std::sync::Arc;
 /// Space that fetching never takes: 2 GiB.
 pub(crate) const DISK_RESERVE_BYTES_DEFAULT: u64 = 2 << 30;
 
+/// Tells the free bytes of the file system of a folder.
+type FreeBytes = dyn Fn(&Path) -> io::Result<u64> + Send + Sync;
+
 /// How much space a folder's file system has, and how much of it must stay free.
 #[derive(Clone)]
 pub(crate) struct Disk {
     reserve_bytes: u64,
-    free_bytes: Arc<dyn Fn(&Path) -> io::Result<u64> + Send + Sync>,
+    free_bytes: Arc<FreeBytes>,
 }
 
 impl Disk {

@@ -326,7 +326,13 @@ fn metadata_bytes(path: &Path, file_bytes: u64) -> Result<u64, ManifestError> {
         file.by_ref().take(more).read_to_end(&mut head).map_err(failed)?;
         match Gguf::parse(&head, file_bytes.max(head.len() as u64)) {
             Ok(gguf) => return Ok(gguf.data_offset().min(file_bytes)),
-            // Whatever is wrong may be that the metadata goes on.
+            // These do not change with more of the file.
+            Err(
+                source @ (GgufError::Magic { .. }
+                | GgufError::BigEndian { .. }
+                | GgufError::Version { .. }),
+            ) => return Err(ManifestError::Format { path: path.to_owned(), source }),
+            // A head that ends too early looks damaged in many ways.
             Err(_) if head.len() == wanted && (wanted as u64) < METADATA_BYTES_MAX => wanted *= 2,
             Err(source) => return Err(ManifestError::Format { path: path.to_owned(), source }),
         }

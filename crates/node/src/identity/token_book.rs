@@ -132,9 +132,9 @@ impl TokenBook {
             return Err(TokenBookError::Full);
         }
         let secret = Secret::from_bytes(random_bytes().ok_or(TokenBookError::Random)?);
-        let id: [u8; 4] = random_bytes().ok_or(TokenBookError::Random)?;
+        let id: [u8; 3] = random_bytes().ok_or(TokenBookError::Random)?;
         self.invitations.push(Invitation {
-            id: HEXLOWER.encode(&id),
+            id: format!("t{}", HEXLOWER.encode(&id)),
             secret_sha256: HEXLOWER.encode(&secret.hash()),
             created_unix_s: now_unix_s,
             expires_unix_s: now_unix_s.saturating_add(ttl_s),

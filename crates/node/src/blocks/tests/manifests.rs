@@ -80,6 +80,26 @@ fn only_models_have_manifests() {
 }
 
 #[test]
+fn metadata_of_any_length_is_found_whole() {
+    let tokens: Vec<String> = (0..100_000).map(|token| format!("token number {token}")).collect();
+    let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let mut writer = GgufWriter::new();
+    for key in ["tokenizer.ggml.tokens", "tokenizer.ggml.merges"] {
+        writer.metadata(key, MetadataValue::Strings(&tokens)).unwrap();
+    }
+    writer.tensor("x", &[256], TensorType::F32).unwrap();
+    let mut out = writer.begin(Vec::new()).unwrap();
+    out.write_all(&[1; 1024]).unwrap();
+    let bytes = out.finish().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    std::fs::write(&path, &bytes).unwrap();
+    let manifest = Manifest::of_files(&[path], |_, _| {}).unwrap();
+    assert!(bytes.len() > 4 << 20, "far longer than a first guess");
+    assert_eq!(manifest.files()[0].metadata_bytes, bytes.len() as u64 - 1024);
+}
+
+#[test]
 fn an_unchanged_file_is_hashed_once() {
     let fixture = Fixture::new();
     let paths = [fixture.origin.clone()];

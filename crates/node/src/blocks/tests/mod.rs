@@ -3,6 +3,7 @@
 mod fetching;
 mod locals;
 mod manifests;
+mod real;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

@@ -48,10 +48,10 @@ fn a_visitor_that_believes_everyone_is_still_refused() {
     let (listener, arrivals) = listen(&host.endpoint(Standing::Member, NOW));
     let error = foreign::visit(&listener, Some(&other.identity)).unwrap_err();
     assert!(error.contains("UnknownCA"), "{error}");
-    assert_eq!(listener.counters().refused(RefusedBecause::WrongCertificate), 1);
+    wait_for(&listener, RefusedBecause::WrongCertificate);
     let error = foreign::visit(&listener, None).unwrap_err();
     assert!(error.contains("CertificateRequired"), "{error}");
-    assert_eq!(listener.counters().refused(RefusedBecause::NoCertificate), 1);
+    wait_for(&listener, RefusedBecause::NoCertificate);
     assert!(arrivals.try_recv().is_err(), "nobody arrives");
 }
 
