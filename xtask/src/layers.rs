@@ -47,6 +47,9 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("memmap2", &["motley-ggml"]),
     ("minijinja", &["motley-model"]),
     ("minijinja-contrib", &["motley-model"]),
+    ("rcgen", &["motley"]),
+    ("rustls", &["motley"]),
+    ("socket2", &["motley"]),
     ("tokio", &["motley", "motley-gateway"]),
     ("tun-rs", &["xtask"]),
 ];
