@@ -17,8 +17,8 @@ use crate::identity::{
 /// Why a device could not join.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
-    /// The token has no address, and none was given.
-    #[error("the join token names no address; give one with --address")]
+    /// The token has no address.
+    #[error("the join token names no address; make another with `motley token new --address HOST`")]
     NoAddress,
     /// Nobody of the cluster could be reached.
     #[error(transparent)]
