@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::cache::Workplace;
+use crate::demo_ring;
 use crate::models::SMOLLM2;
 use crate::process::{self, Job};
 use crate::setup;
@@ -18,6 +19,7 @@ const STEPS: &[Step] = &[
     Step { name: "build", essential: true, run: build },
     Step { name: "model", essential: true, run: fetch_model },
     Step { name: "answer", essential: false, run: answer },
+    Step { name: "ring", essential: false, run: demo_ring::run },
     Step { name: "plan", essential: false, run: plan },
 ];
 

@@ -10,6 +10,7 @@
 mod cache;
 mod checks;
 mod demo;
+mod demo_ring;
 mod fixtures;
 #[cfg(feature = "lab")]
 mod lab;
@@ -30,7 +31,7 @@ use anyhow::{Result, bail};
 use cache::Workplace;
 
 const USAGE: &str = "\
-cargo xtask demo            set up, build, fetch a small model, and let it answer
+cargo xtask demo            set up, build, fetch a small model, let one node and then three answer
 cargo xtask test [STEP..]   set up and run every check (or only the named ones)
 cargo xtask models [NAME..] fetch models for tests and benchmarks; without names, list them
 cargo xtask fixtures [NAME..]
