@@ -186,11 +186,6 @@ impl BufferKind {
         }
     }
 
-    /// The device whose memory it is.
-    pub fn device(&self) -> Device {
-        self.device
-    }
-
     pub(crate) fn raw(&self) -> sys::ggml_backend_buffer_type_t {
         self.raw.as_ptr()
     }

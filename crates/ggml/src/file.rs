@@ -33,9 +33,6 @@ impl MappedFile {
         // zeros (see `truncation`); model files are installed once and replaced by renaming, and
         // no length is ever taken from the mapped bytes without a check against the map's length.
         let map = unsafe { Mmap::map(&file)? };
-        // What is not in memory yet is read in large pages then, as `pages` explains.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self { guard: Guard::new(&map), map, file })
     }
 

@@ -13,7 +13,6 @@ mod file;
 mod graph;
 mod log;
 mod ops;
-mod pages;
 mod quantize;
 mod reference;
 mod tensors;

@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use llama_cpp_sys_2 as sys;
 
-use crate::backend::{BufferKind, Device, DeviceKind};
+use crate::backend::{BufferKind, Device};
 use crate::element::ElementType;
 use crate::file::MappedFile;
 use crate::log;
-use crate::pages;
 
 /// Name, type and shape of a tensor to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,9 +135,6 @@ impl TensorSet {
             });
         };
         set.buffer = Some(buffer);
-        if kind.device().kind() == DeviceKind::Cpu {
-            pages::advise_large(buffer);
-        }
         // SAFETY: the buffer is owned by the set.
         unsafe { sys::ggml_backend_buffer_clear(buffer.as_ptr(), 0) };
         Ok(Rc::new(set))
