@@ -21,6 +21,7 @@ const STEPS: &[Step] = &[
     Step { name: "models", essential: false, run: fetch_models },
     Step { name: "clippy", essential: false, run: clippy },
     Step { name: "tests", essential: false, run: tests },
+    Step { name: "clients", essential: false, run: clients },
     Step { name: "doc-tests", essential: false, run: doc_tests },
     Step { name: "docs", essential: false, run: docs },
     Step { name: "fuzz-targets", essential: false, run: fuzz_targets },
@@ -71,6 +72,13 @@ fn tests(workplace: &Workplace) -> Result<Outcome> {
     cargo.args(["--all-targets", "--no-fail-fast", "--features", WITH_LAB]);
     give_data(&mut cargo, workplace);
     cargo_step(cargo, &Job { label: "tests", limit: minutes(50), hint: "see the failures above" })
+}
+
+/// The program was built for the tests above; named alone, this step builds it.
+fn clients(workplace: &Workplace) -> Result<Outcome> {
+    crate::demo::build(workplace)?;
+    SMOLLM2.fetch(workplace)?;
+    crate::clients::run(workplace)
 }
 
 fn doc_tests(workplace: &Workplace) -> Result<Outcome> {

@@ -9,6 +9,7 @@
 
 mod cache;
 mod checks;
+mod clients;
 mod demo;
 mod demo_ring;
 mod fixtures;
