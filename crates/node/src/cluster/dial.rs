@@ -7,7 +7,7 @@ use motley_ring::{Address, ClusterId, ControlMessage, Edge, Peer};
 
 use super::wire::WireError;
 use crate::identity::{NodeId, TokenAddress};
-use crate::stage::{EdgeError, EdgePlace, Links, write_edge};
+use crate::stage::{EdgeError, EdgePlace, Links, Way};
 use crate::transport::{Closer, ConnectError, Connection, Endpoint, connect};
 
 /// How long opening one connection may take.
@@ -75,7 +75,7 @@ pub(crate) fn open_edges(
         let connection = greet(connection, cluster, edge)?;
         let place = EdgePlace { to, ..place.clone() };
         let broken = std::sync::Arc::clone(broken);
-        links.add(to, write_edge(connection, place, move |error| broken(to, error))?);
+        links.add(to, Way::open(connection, place, move |error| broken(to, error))?);
     }
     Ok(links)
 }

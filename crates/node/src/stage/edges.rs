@@ -1,7 +1,9 @@
-//! Data connections: one thread writes what goes to a member, one reads what comes from another.
+//! Data connections: what goes to a member, and a thread that reads what comes from another.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -54,48 +56,112 @@ impl EdgePlace {
     }
 }
 
-/// Starts a thread that writes what is sent to the way it returns, until the way is dropped. If the
-/// connection breaks, `broken` is called.
-///
-/// The way has room for every micro-batch that can be under way, so that an engine never waits for
-/// a connection.
-///
-/// # Errors
-/// When the system refuses a thread.
-pub(crate) fn write_edge(
-    connection: Connection,
-    place: EdgePlace,
-    broken: impl FnOnce(EdgeError) + Send + 'static,
-) -> std::io::Result<SyncSender<Outgoing<Payload>>> {
-    let (way, outgoing) = sync_channel(MICRO_BATCHES_MAX);
-    let work = move || {
-        let (_, mut sender) = connection.split();
-        match write_frames(&mut sender, &place, &outgoing) {
-            // The other side has what it needs; how it takes the end does not matter.
-            Ok(()) => drop(sender.finish(WRITE_TIMEOUT)),
-            Err(error) => broken(error),
-        }
-    };
-    thread::Builder::new().name("edge out".to_owned()).spawn(work)?;
-    Ok(way)
+/// Frames up to this many values are written by the engine's own thread: they fit the system's
+/// buffers, and waking another thread would cost more than writing them.
+const VALUES_AT_ONCE: usize = 16 << 10;
+
+/// The way to a member. Frames keep their order.
+pub(crate) struct Way {
+    /// Frames for the thread that writes long ones. It has room for every micro-batch that can be
+    /// under way, so that an engine never waits for a connection.
+    queue: SyncSender<Outgoing<Payload>>,
+    /// Frames in the queue or in that thread's hands.
+    queued: Arc<AtomicUsize>,
+    writer: Arc<Mutex<FrameWriter>>,
 }
 
-fn write_frames(
-    sender: &mut Sender,
-    place: &EdgePlace,
-    outgoing: &Inbox<Outgoing<Payload>>,
-) -> Result<(), EdgeError> {
-    let shape = place.assignment.frame_shape();
-    let format = place.format();
-    let (mut prefix, mut packed) = (Vec::new(), Vec::new());
-    while let Ok(next) = outgoing.recv() {
-        let bytes = format.bytes(next.payload.values(), &mut packed)?;
-        let header = FrameHeader::new(&shape, next.micro_batch, next.stop, &next.batch, bytes);
-        prefix.clear();
-        header.encode_prefix(&next.batch, &mut prefix);
-        sender.send(&[&prefix, bytes], WRITE_TIMEOUT)?;
+impl Way {
+    /// A way over `connection`, with a thread of its own for long frames that ends when the way is
+    /// dropped. If the connection breaks, `broken` is called.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub(crate) fn open(
+        connection: Connection,
+        place: EdgePlace,
+        broken: impl FnOnce(EdgeError) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (_, sender) = connection.split();
+        let writer = FrameWriter {
+            sender: Some(sender),
+            place,
+            prefix: Vec::new(),
+            packed: Vec::new(),
+            broken: Some(Box::new(broken)),
+        };
+        let writer = Arc::new(Mutex::new(writer));
+        let (queue, outgoing) = sync_channel::<Outgoing<Payload>>(MICRO_BATCHES_MAX);
+        let queued = Arc::new(AtomicUsize::new(0));
+        let (own, count) = (Arc::clone(&writer), Arc::clone(&queued));
+        thread::Builder::new().name("edge out".to_owned()).spawn(move || {
+            while let Ok(next) = outgoing.recv() {
+                lock(&own).write(&next);
+                count.fetch_sub(1, Ordering::AcqRel);
+            }
+            lock(&own).finish();
+        })?;
+        Ok(Self { queue, queued, writer })
     }
-    Ok(())
+
+    /// Sends a frame. What cannot be sent is lost with its connection.
+    pub(crate) fn send(&self, outgoing: Outgoing<Payload>) {
+        let short = outgoing.payload.values().len() <= VALUES_AT_ONCE;
+        if short && self.queued.load(Ordering::Acquire) == 0 {
+            return lock(&self.writer).write(&outgoing);
+        }
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        if self.queue.send(outgoing).is_err() {
+            self.queued.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl fmt::Debug for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Way").field("queued", &self.queued).finish_non_exhaustive()
+    }
+}
+
+/// Writes frames to a connection until it breaks.
+struct FrameWriter {
+    /// Nothing once it broke.
+    sender: Option<Sender>,
+    place: EdgePlace,
+    prefix: Vec<u8>,
+    packed: Vec<u8>,
+    broken: Option<Box<dyn FnOnce(EdgeError) + Send>>,
+}
+
+impl FrameWriter {
+    fn write(&mut self, next: &Outgoing<Payload>) {
+        if let Err(error) = self.try_write(next) {
+            self.sender = None;
+            if let Some(broken) = self.broken.take() {
+                broken(error);
+            }
+        }
+    }
+
+    fn try_write(&mut self, next: &Outgoing<Payload>) -> Result<(), EdgeError> {
+        let Some(sender) = &mut self.sender else { return Ok(()) };
+        let shape = self.place.assignment.frame_shape();
+        let bytes = self.place.format().bytes(next.payload.values(), &mut self.packed)?;
+        let header = FrameHeader::new(&shape, next.micro_batch, next.stop, &next.batch, bytes);
+        self.prefix.clear();
+        header.encode_prefix(&next.batch, &mut self.prefix);
+        Ok(sender.send(&[&self.prefix, bytes], WRITE_TIMEOUT)?)
+    }
+
+    fn finish(&mut self) {
+        if let Some(sender) = self.sender.take() {
+            // The other side has what it needs; how it takes the end does not matter.
+            let _ = sender.finish(WRITE_TIMEOUT);
+        }
+    }
+}
+
+fn lock(writer: &Mutex<FrameWriter>) -> MutexGuard<'_, FrameWriter> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads frames until the connection ends or nobody takes them any more.

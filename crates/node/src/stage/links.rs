@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 use motley_ring::{Batch, Epoch, FrameHeader, MemberIndex, MicroBatchId, Outgoing};
 
 use super::Payload;
+use super::edges::Way;
 
 /// Something that comes to an engine thread from the ring.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) enum Arrival {
 /// The ways to the members that this one sends to.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    ways: BTreeMap<MemberIndex, SyncSender<Outgoing<Payload>>>,
+    ways: BTreeMap<MemberIndex, Way>,
 }
 
 impl Links {
@@ -32,7 +32,7 @@ impl Links {
     }
 
     /// Adds a way.
-    pub(crate) fn add(&mut self, to: MemberIndex, way: SyncSender<Outgoing<Payload>>) {
+    pub(crate) fn add(&mut self, to: MemberIndex, way: Way) {
         self.ways.insert(to, way);
     }
 
@@ -40,7 +40,7 @@ impl Links {
     /// head hears from whoever watches it.
     pub(crate) fn send(&self, outgoing: Outgoing<Payload>) {
         if let Some(way) = self.ways.get(&outgoing.to) {
-            let _ = way.send(outgoing);
+            way.send(outgoing);
         }
     }
 }
