@@ -18,7 +18,7 @@ use super::listener::{AnswerError, FinishReason};
 use super::seat::Seat;
 use super::sequence::{Chosen, Sequence};
 use super::{Busy, DriverState, Message};
-use crate::stage::{Arrival, Links, Payload, Scratch};
+use crate::stage::{Arrival, Links, Payload, Scratch, receive_soon};
 
 /// How long the thread waits before it looks again for readers that are behind or gone.
 const REST: Duration = Duration::from_millis(1);
@@ -154,6 +154,9 @@ impl Head {
         if idle {
             let message = match self.patience() {
                 None => seat.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(patience) if self.scheduler.counts().micro_batches > 0 => {
+                    receive_soon(&seat.inbox, patience)
+                }
                 Some(patience) => seat.inbox.recv_timeout(patience),
             };
             match message {

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{
+    Receiver as Inbox, RecvTimeoutError, SyncSender, TryRecvError, sync_channel,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use motley_ggml::QuantizeError;
 use motley_ring::limits::{MICRO_BATCHES_MAX, READ_TIMEOUT, WRITE_TIMEOUT};
@@ -228,9 +230,30 @@ impl Drop for OpenEdges {
     }
 }
 
-/// Waits for the next message of an engine thread, or until it is to look around.
+/// How long an engine thread looks for its next message before it sleeps. Waking a thread that
+/// sleeps takes longer than a hop; while it looks, it lets every other thread go first.
+const WATCHFUL: Duration = Duration::from_micros(500);
+
+/// Waits for the next message of an engine thread in the midst of its work, watchfully at first;
+/// nothing if none comes in `patience`.
+///
+/// # Errors
+/// When none can come any more.
+pub(crate) fn receive_soon<T>(inbox: &Inbox<T>, patience: Duration) -> Result<T, RecvTimeoutError> {
+    let began = Instant::now();
+    while began.elapsed() < WATCHFUL {
+        match inbox.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Empty) => thread::yield_now(),
+            Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+        }
+    }
+    inbox.recv_timeout(patience)
+}
+
+/// Waits for the next message of a member's engine, or until it is to look around.
 pub(crate) fn next_arrival(inbox: &Inbox<Arrival>) -> Result<Option<Arrival>, RecvTimeoutError> {
-    match inbox.recv_timeout(LOOK_AROUND) {
+    match receive_soon(inbox, LOOK_AROUND) {
         Ok(arrival) => Ok(Some(arrival)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
         Err(error) => Err(error),
