@@ -20,7 +20,7 @@ use crate::identity::{
 };
 use crate::loading;
 use crate::memory;
-use crate::run::LayoutName;
+use crate::run::{LayoutName, WeightsPlace};
 use crate::terminal;
 use crate::transport::{self, Endpoint};
 
@@ -62,6 +62,9 @@ pub(crate) struct Arguments {
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     layout: LayoutName,
+    /// Where weights are kept: mmap, which the system may drop, or ram
+    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    weights: WeightsPlace,
     /// Folder of keys and lists [default: motley in the user's state folder]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -204,6 +207,7 @@ fn options(
         memory_budget_bytes: budget.unwrap_or(u64::MAX),
         threads: ThreadPoolOptions { threads, poll_percent: loading::POLL_PERCENT, pinned: false },
         layout: arguments.layout.choice(),
+        residency: arguments.weights.residency(),
         named,
     })
 }

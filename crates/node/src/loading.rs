@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use motley_engine::{CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError};
+use motley_engine::{
+    CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError, Residency,
+};
 use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
 use motley_model::{DirectoryError, GgufError};
 
@@ -27,6 +29,7 @@ pub(crate) struct EngineWish {
     pub(crate) cache: CacheElement,
     pub(crate) threads: usize,
     pub(crate) layout: LayoutChoice,
+    pub(crate) residency: Residency,
     /// Memory that may be used; nothing for what the system has.
     pub(crate) memory_budget_bytes: Option<u64>,
 }
@@ -61,6 +64,7 @@ impl EngineWish {
             cache: CacheElement::F16,
             threads,
             layout: LayoutChoice::Measured,
+            residency: Residency::Mapped,
             memory_budget_bytes: None,
         })
     }
@@ -133,7 +137,7 @@ pub(crate) fn engine_options(
         cache: wish.cache,
         threads: ThreadPoolOptions { threads, poll_percent: POLL_PERCENT, pinned: false },
         layout: wish.layout,
-        residency: motley_engine::Residency::Mapped,
+        residency: wish.residency,
     })
 }
 

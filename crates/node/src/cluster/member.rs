@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use motley_engine::{EngineMemory, EngineOptions, LayerSet, LayoutChoice, Model};
+use motley_engine::{EngineMemory, EngineOptions, LayerSet, LayoutChoice, Model, Residency};
 use motley_ggml::ThreadPoolOptions;
 use motley_ring::limits::{HELLO_TIMEOUT, LOST_AFTER};
 use motley_ring::{
@@ -59,6 +59,7 @@ pub(crate) struct MemberOptions {
     pub(crate) memory_budget_bytes: u64,
     pub(crate) threads: ThreadPoolOptions,
     pub(crate) layout: LayoutChoice,
+    pub(crate) residency: Residency,
     /// Nodes that the head has named; they may connect although they joined later than this one.
     pub(crate) named: Arc<RwLock<std::collections::BTreeSet<identity::NodeId>>>,
 }
@@ -532,7 +533,7 @@ fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOp
         cache: room::cache_element(spec.kv_type)?,
         threads: options.threads,
         layout: options.layout,
-        residency: motley_engine::Residency::default(),
+        residency: options.residency,
     })
 }
 
@@ -603,7 +604,7 @@ impl Fetcher {
             cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
             threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
             layout: LayoutChoice::Plain,
-            residency: motley_engine::Residency::default(),
+            residency: Residency::default(),
         };
         let sizes = Sizes::new(directory, &options)?;
         room::admit(&sizes, &windows(&self.prepare), self.budget_bytes)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use motley_engine::{CacheElement, LayoutChoice};
+use motley_engine::{CacheElement, LayoutChoice, Residency};
 
 use crate::terminal;
 
@@ -90,6 +90,9 @@ pub(crate) struct Arguments {
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     pub(super) layout: LayoutName,
+    /// Where weights are kept: mmap, which the system may drop, or ram
+    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    pub(super) weights: WeightsPlace,
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     pub(super) memory: Option<u64>,
@@ -130,6 +133,23 @@ impl LayoutName {
         match self {
             Self::Measured => LayoutChoice::Measured,
             Self::Plain => LayoutChoice::Plain,
+        }
+    }
+}
+
+/// Where weights are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WeightsPlace {
+    Mmap,
+    Ram,
+}
+
+impl WeightsPlace {
+    /// The engine's name for it.
+    pub(crate) fn residency(self) -> Residency {
+        match self {
+            Self::Mmap => Residency::Mapped,
+            Self::Ram => Residency::Ram,
         }
     }
 }

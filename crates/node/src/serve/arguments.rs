@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use motley_ring::WireElement;
 
 use crate::cluster::Split;
-use crate::run::{CacheType, LayoutName};
+use crate::run::{CacheType, LayoutName, WeightsPlace};
 use crate::terminal;
 use crate::transport::CLUSTER_PORT;
 
@@ -75,6 +75,9 @@ pub(crate) struct Arguments {
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     pub(super) layout: LayoutName,
+    /// Where weights are kept: mmap, which the system may drop, or ram
+    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    pub(super) weights: WeightsPlace,
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     pub(super) memory: Option<u64>,

@@ -89,6 +89,7 @@ impl Settings {
                 context_tokens: arguments.context,
                 cache: arguments.cache_type_k.element(),
                 layout: arguments.layout.choice(),
+                residency: arguments.weights.residency(),
                 memory_budget_bytes: arguments.memory,
                 ..engine
             },
