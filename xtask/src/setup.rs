@@ -65,6 +65,13 @@ const NEEDS: &[Need] = &[
         brew: &["python"],
         termux: &["python", "python-pip"],
     },
+    Need {
+        tool: "Python's venv",
+        found: || succeeds("python3", &["-m", "ensurepip", "--version"]),
+        debian: &["python3-venv"],
+        brew: &["python"],
+        termux: &["python"],
+    },
 ];
 
 /// What only the lab needs.
