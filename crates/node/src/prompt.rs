@@ -159,11 +159,42 @@ impl Conversation {
             }
             _ => Ending::Closed,
         };
+        let tools: Vec<Json> = tools.collect();
+        let mut messages: Vec<ChatMessage> = prompt.messages.clone();
+        if !tools.is_empty() && !abilities.tools {
+            tell_of_tools(&mut messages, &tools, abilities);
+        }
         Self {
-            messages: prompt.messages.iter().map(|message| as_json(message, abilities)).collect(),
-            tools: tools.collect(),
+            messages: messages.iter().map(|message| as_json(message, abilities)).collect(),
+            tools,
             variables: variables.collect(),
             ending,
+        }
+    }
+}
+
+/// Puts tools into words for a template that drops them.
+fn tell_of_tools(messages: &mut Vec<ChatMessage>, tools: &[Json], abilities: TemplateAbilities) {
+    let mut words = "These functions can be called:\n".to_owned();
+    for tool in tools {
+        words.push_str(&tool["function"].to_string());
+        words.push('\n');
+    }
+    words.push_str(
+        "To call one, answer with nothing but an object of this form:\n\
+         {\"name\": \"the function's name\", \"arguments\": {\"an argument's name\": \"its value\"}}",
+    );
+    match messages.first_mut() {
+        // Without a place for instructions they open the first message, whoever speaks.
+        Some(first) if first.role == motley_gateway::Role::System || !abilities.system => {
+            first.content = match first.content.is_empty() {
+                true => words,
+                false => format!("{words}\n\n{}", first.content),
+            };
+        }
+        _ => {
+            let role = motley_gateway::Role::System;
+            messages.insert(0, ChatMessage { role, content: words, ..ChatMessage::default() });
         }
     }
 }

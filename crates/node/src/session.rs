@@ -112,6 +112,7 @@ impl Session<'_> {
                 priority: 0,
                 prompt,
                 parameters,
+                constrainer: None,
                 answer_tokens_max,
                 listener: Box::new(listener),
             })

@@ -27,6 +27,20 @@ impl TokenMask {
         Self { words: vec![0; vocabulary_size.div_ceil(BITS)], vocabulary_size }
     }
 
+    /// Makes exactly those tokens eligible whose bit is set: 32 tokens a word, the lowest bit first.
+    /// Bits beyond the vocabulary count for nothing, and tokens without a word are not eligible.
+    pub fn assign(&mut self, words: &[u32]) {
+        let mut halves = words.iter().map(|half| u64::from(*half));
+        for word in &mut self.words {
+            let (low, high) = (halves.next().unwrap_or(0), halves.next().unwrap_or(0));
+            *word = low | high << u32::BITS;
+        }
+        let used_bits = self.vocabulary_size % BITS;
+        if used_bits > 0 {
+            *self.words.last_mut().expect("a partial word exists") &= (1 << used_bits) - 1;
+        }
+    }
+
     /// Number of tokens the mask speaks about.
     pub fn vocabulary_size(&self) -> usize {
         self.vocabulary_size

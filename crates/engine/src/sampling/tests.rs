@@ -429,6 +429,13 @@ proptest! {
         let mut mask = TokenMask::none_allowed(200);
         allowed.iter().for_each(|&token| mask.allow(token));
         prop_assert_eq!(mask.allowed_count(), allowed.len());
+        // Words of 32 tokens say the same, whatever stands beyond the vocabulary.
+        let mut words = vec![0_u32; 7];
+        allowed.iter().for_each(|&token| words[token as usize / 32] |= 1 << (token % 32));
+        words[6] |= 0xffff_ff00;
+        let mut assigned = TokenMask::all_allowed(200);
+        assigned.assign(&words);
+        prop_assert_eq!(&assigned, &mask);
         let parameters = SamplingParameters::new(options, 200).expect("in range");
         let mut sampler = Sampler::new(200, &[]).expect("no end tokens");
         for position in 0..10 {

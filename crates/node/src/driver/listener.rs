@@ -8,6 +8,8 @@ use std::time::Duration;
 use motley_engine::{SampleError, Sampled, StepError};
 use motley_ggml::Token;
 
+use super::constrainer::ConstraintError;
+
 /// Events of one answer that wait to be read at most; a sequence whose reader is slower rests.
 const EVENTS_WAITING_MAX: usize = 256;
 
@@ -81,6 +83,9 @@ pub(crate) enum AnswerError {
     /// No token could be chosen.
     #[error("cannot choose the next token")]
     Sample(#[from] SampleError),
+    /// The form that was asked for cannot be kept.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// A member of the ring could not do its part, in its own words.
     #[error("a member of the ring failed: {0}")]
     Ring(Arc<str>),

@@ -5,9 +5,10 @@
 //! through a ring at once. One device alone is a ring of one member. Who asks gives a [`Listener`],
 //! which is told everything, the end exactly once.
 //! `head` is the loop, `seat` what outlives a head, `sequence` a request, `admission` the queue's
-//! limits, `listener` who is told.
+//! limits, `listener` who is told, `constrainer` who limits the choice of tokens.
 
 mod admission;
+mod constrainer;
 mod head;
 mod listener;
 mod seat;
@@ -30,6 +31,7 @@ use motley_ring::{
 };
 
 use admission::{Admission, Pass};
+pub(crate) use constrainer::{Constrainer, ConstraintError};
 use head::Head;
 pub(crate) use head::Leaving;
 pub(crate) use listener::{
@@ -55,6 +57,8 @@ pub(crate) struct Request {
     pub(crate) prompt: Vec<Token>,
     /// How tokens are chosen.
     pub(crate) parameters: SamplingParameters,
+    /// Forces a form of the answer, if there is one.
+    pub(crate) constrainer: Option<Box<dyn Constrainer>>,
     /// Tokens to generate at most; the context is a limit too.
     pub(crate) answer_tokens_max: usize,
     /// Is told what happens.

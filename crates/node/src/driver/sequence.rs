@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use motley_engine::{SampleContext, Sampler, SamplingParameters};
+use motley_engine::{SampleContext, Sampled, Sampler, SamplingParameters};
 use motley_ggml::Token;
 use motley_ring::Ask;
 
 use super::Job;
 use super::admission::Pass;
+use super::constrainer::Constrainer;
 use super::listener::{AnswerError, Ended, FinishReason, Listener, Prefill, Verdict};
 
 /// A request that waits or runs.
@@ -18,6 +19,7 @@ pub(super) struct Sequence {
     pub(super) answer_tokens_max: usize,
     answer_tokens: usize,
     parameters: SamplingParameters,
+    constrainer: Option<Box<dyn Constrainer>>,
     listener: Box<dyn Listener>,
     /// Its place in the queue, given back at its end.
     _pass: Pass,
@@ -47,6 +49,7 @@ impl Sequence {
             answer_tokens_max: request.answer_tokens_max,
             answer_tokens: 0,
             parameters: request.parameters,
+            constrainer: request.constrainer,
             listener: request.listener,
             _pass: job.pass,
             resting: false,
@@ -109,12 +112,9 @@ impl Sequence {
         cached_tokens: usize,
         sampler: &mut Sampler,
     ) -> Chosen {
-        let (prompt, generated) = tokens.split_at(self.prompt_tokens);
-        let context =
-            SampleContext { parameters: &self.parameters, prompt, generated, allowed: None };
-        let sampled = match sampler.sample(logits, &context) {
+        let sampled = match self.sample(logits, tokens, sampler) {
             Ok(sampled) => sampled,
-            Err(error) => return Chosen::End(Err(error.into())),
+            Err(error) => return Chosen::End(Err(error)),
         };
         if self.first_token.is_none() {
             let now = Instant::now();
@@ -133,6 +133,28 @@ impl Sequence {
             (false, Verdict::Stop) => Chosen::End(Ok(FinishReason::Stop)),
             (false, Verdict::GoOn) => Chosen::Token(sampled.token),
         }
+    }
+
+    /// Draws a token among those that the form of the answer allows.
+    fn sample(
+        &mut self,
+        logits: &[f32],
+        tokens: &[Token],
+        sampler: &mut Sampler,
+    ) -> Result<Sampled, AnswerError> {
+        let (prompt, generated) = tokens.split_at(self.prompt_tokens);
+        let allowed = match &mut self.constrainer {
+            Some(constrainer) => constrainer.allowed()?,
+            None => None,
+        };
+        let context = SampleContext { parameters: &self.parameters, prompt, generated, allowed };
+        let sampled = sampler.sample(logits, &context)?;
+        if !sampled.ends_answer
+            && let Some(constrainer) = &mut self.constrainer
+        {
+            constrainer.accept(sampled.token)?;
+        }
+        Ok(sampled)
     }
 
     /// Tells the listener that nothing more comes.

@@ -87,6 +87,7 @@ impl Fixture {
             priority: 0,
             prompt,
             parameters,
+            constrainer: None,
             answer_tokens_max,
             listener: Box::new(listener),
         })?;

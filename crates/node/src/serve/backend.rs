@@ -7,14 +7,17 @@ use std::time::Duration;
 
 use motley_engine::{Model, SamplingOptions, SamplingParameters, StopMatcher};
 use motley_gateway::{
-    Backend, BackendMetrics, Caller, ChatPrompt, ClusterState, Constraint, EmbeddingRequest,
-    Failure, GenerationRequest, Health, ModelCard, NodeState, Refusal, RenderedPrompt, Reply,
-    SlotRequest, SlotState, SpecialTokens, TokenId, TokenStream, ToolChoice,
+    Backend, BackendMetrics, Caller, ChatPrompt, ClusterState, EmbeddingRequest, Failure,
+    GenerationRequest, Health, ModelCard, NodeState, Refusal, RenderedPrompt, Reply, SlotRequest,
+    SlotState, SpecialTokens, TokenId, TokenStream,
 };
 use motley_ggml::{Token, Vocabulary};
 
-use super::card;
-use super::listener::{PIECES_WAITING_MAX, SinkListener, count, token_id};
+use super::calls::{AnswerReader, CallStyle};
+use super::listener::{
+    MarkerTokens, PIECES_WAITING_MAX, SinkListener, TextOfTokens, count, token_id,
+};
+use super::{card, forms};
 use crate::cluster::ClusterHead;
 use crate::driver::{CallerKey, Driver, Request, SubmitError};
 use crate::prompt::{Conversation, PromptMaker};
@@ -50,6 +53,10 @@ pub(super) struct EngineBackend {
     // Dropped before the driver, whose engine it may replace.
     place: Place,
     driver: Arc<Driver>,
+    /// How the model writes tool calls, and the control tokens it writes them with.
+    call_style: CallStyle,
+    call_markers: Arc<MarkerTokens>,
+    forms: forms::Compiler,
     /// Logits of the model, which may be more than its vocabulary has tokens.
     logits: usize,
     /// Turns a caller's key and salt into what the driver tells callers apart by.
@@ -65,11 +72,18 @@ impl EngineBackend {
         let Parts { model, vocabulary, driver, place } = parts;
         let directory = model.directory();
         let prompts = PromptMaker::new(&directory.description, &vocabulary)?;
+        let vocabulary = Arc::new(vocabulary);
+        let logits = directory.hyper.vocabulary_size;
+        let call_style = CallStyle::of_template(prompts.template_source());
+        let call_markers = MarkerTokens::new(call_style.markers(), &vocabulary)?;
         Ok(Self {
             card: card::card(&model, &prompts, name, count(context_tokens))?,
-            vocabulary: Arc::new(vocabulary),
+            forms: forms::Compiler::new(Arc::clone(&vocabulary), logits),
+            vocabulary,
             prompts: Arc::new(prompts),
-            logits: directory.hyper.vocabulary_size,
+            call_style,
+            call_markers: Arc::new(call_markers),
+            logits,
             place,
             driver,
             caller_hash: RandomState::new(),
@@ -88,7 +102,7 @@ impl EngineBackend {
         }
     }
 
-    fn start(&self, request: GenerationRequest) -> Result<TokenStream, Refusal> {
+    async fn start(&self, request: GenerationRequest) -> Result<TokenStream, Refusal> {
         refuse_unsupported(&request)?;
         match self.health() {
             Health::Ready => {}
@@ -105,9 +119,19 @@ impl EngineBackend {
             .map_err(|error| unsupported(error.field(), error.to_string()))?;
         let stop = StopMatcher::new(&request.stop.texts)
             .map_err(|error| unsupported("stop", error.to_string()))?;
+        let constrainer = match forms::forced(&request, self.call_style)? {
+            Some(grammar) => Some(self.forms.matcher(grammar).await?),
+            None => None,
+        };
         let (sink, stream) = TokenStream::channel(PIECES_WAITING_MAX);
         let prompt_tokens = count(prompt.len());
-        let listener = SinkListener::new(sink, Arc::clone(&self.vocabulary), stop, prompt_tokens);
+        let reader = AnswerReader::new(request.tools.as_ref(), self.call_style);
+        let text = TextOfTokens {
+            vocabulary: Arc::clone(&self.vocabulary),
+            markers: Arc::clone(&self.call_markers),
+            stop,
+        };
+        let listener = SinkListener::new(sink, text, reader, prompt_tokens);
         let answer_tokens = request.length.tokens_max;
         let submitted = self.driver.submit(Request {
             id: request.id,
@@ -115,6 +139,7 @@ impl EngineBackend {
             priority: request.priority,
             prompt,
             parameters,
+            constrainer,
             answer_tokens_max: answer_tokens as usize,
             listener: Box::new(listener),
         });
@@ -253,7 +278,7 @@ impl Backend for EngineBackend {
     }
 
     fn submit(&self, request: GenerationRequest) -> Reply<'_, TokenStream> {
-        Box::pin(async move { self.start(request) })
+        Box::pin(self.start(request))
     }
 
     fn embed(&self, _request: EmbeddingRequest) -> Reply<'_, Vec<Vec<f32>>> {
@@ -275,14 +300,6 @@ async fn at_leisure<T: Send + 'static>(
 
 /// What the engine cannot do yet is refused, never ignored.
 fn refuse_unsupported(request: &GenerationRequest) -> Result<(), Refusal> {
-    if request.constraint != Constraint::Free {
-        return Err(unsupported("response_format", "a forced form of the answer"));
-    }
-    if let Some(tools) = &request.tools
-        && tools.choice != ToolChoice::Auto
-    {
-        return Err(unsupported("tool_choice", "a forced tool call"));
-    }
     if request.logprobs.prompt {
         return Err(unsupported("logprobs", "probabilities of the prompt's tokens"));
     }

@@ -7,49 +7,92 @@ use motley_gateway::{
     Alternative, Content, Delta, Drawn, Failure, FinishReason, Finished, Timings, TokenId,
     TokenSink, TokenUsage,
 };
-use motley_ggml::{Token, Vocabulary};
+use motley_ggml::{Token, Vocabulary, VocabularyError};
 
+use super::calls::{AnswerReader, Progress};
 use crate::driver::{self, AnswerError, Ended, Listener, Prefill, Verdict};
 
 /// Pieces of one answer that wait for its reader at most.
 pub(super) const PIECES_WAITING_MAX: usize = 256;
 
-/// Makes text of tokens and hands it to the gateway's stream.
+/// Control tokens that are text where calls are looked for.
+#[derive(Debug, Default)]
+pub(super) struct MarkerTokens(Vec<(Token, &'static str)>);
+
+impl MarkerTokens {
+    /// Those of `texts` that are control tokens of the vocabulary.
+    ///
+    /// # Errors
+    /// When the vocabulary cannot read them.
+    pub(super) fn new(
+        texts: &[&'static str],
+        vocabulary: &Vocabulary,
+    ) -> Result<Self, VocabularyError> {
+        let mut found = Vec::new();
+        for text in texts {
+            if let [token] = vocabulary.tokenize(text, false, true)?[..]
+                && vocabulary.is_control(token)
+            {
+                found.push((token, *text));
+            }
+        }
+        Ok(Self(found))
+    }
+
+    fn text(&self, token: Token) -> Option<&'static str> {
+        self.0.iter().find(|(marker, _)| *marker == token).map(|(_, text)| *text)
+    }
+}
+
+/// What turns tokens into text.
+pub(super) struct TextOfTokens {
+    pub(super) vocabulary: Arc<Vocabulary>,
+    pub(super) markers: Arc<MarkerTokens>,
+    pub(super) stop: StopMatcher,
+}
+
+/// Makes content of tokens and hands it to the gateway's stream.
 pub(super) struct SinkListener {
     sink: TokenSink,
-    vocabulary: Arc<Vocabulary>,
-    stop: StopMatcher,
+    text: TextOfTokens,
     characters: TextStream,
+    reader: AnswerReader,
     usage: TokenUsage,
     timings: Timings,
     /// Text that is whole, before stop strings are looked for; reused.
     whole: String,
+    /// Text that no stop string can claim; reused.
+    free: String,
+    /// What the reader made of it; reused.
+    contents: Vec<Content>,
 }
 
 impl SinkListener {
     pub(super) fn new(
         sink: TokenSink,
-        vocabulary: Arc<Vocabulary>,
-        stop: StopMatcher,
+        text: TextOfTokens,
+        reader: AnswerReader,
         prompt_tokens: u32,
     ) -> Self {
         Self {
             sink,
-            vocabulary,
-            stop,
+            text,
             characters: TextStream::new(),
+            reader,
             usage: TokenUsage { prompt_tokens, ..TokenUsage::default() },
             timings: Timings::default(),
             whole: String::new(),
+            free: String::new(),
+            contents: Vec::new(),
         }
     }
 
     /// A chosen token as clients are told of it. One that ends the answer has no text.
     fn drawn(&self, sampled: &Sampled) -> Drawn {
-        let bytes = if sampled.ends_answer {
-            Vec::new()
-        } else {
-            bytes_of(&self.vocabulary, sampled.token)
+        let vocabulary = &self.text.vocabulary;
+        let bytes = match sampled.ends_answer {
+            true => Vec::new(),
+            false => bytes_of(vocabulary, sampled.token),
         };
         let probabilities = sampled.log_probabilities.as_ref();
         let top = probabilities.map_or(&[][..], |found| found.top());
@@ -61,16 +104,34 @@ impl SinkListener {
                 .iter()
                 .map(|alternative| Alternative {
                     token: token_id(alternative.token),
-                    bytes: bytes_of(&self.vocabulary, alternative.token),
+                    bytes: bytes_of(vocabulary, alternative.token),
                     logprob: alternative.log_probability,
                 })
                 .collect(),
         }
     }
 
-    fn send(&self, text: String, drawn: Vec<Drawn>) {
-        // The driver asks for room first; a reader that has left needs no text.
-        let _ = self.sink.try_send(Delta::Piece { content: Content::Text(text), drawn });
+    /// Bytes of a token that belong to the text. Markers of calls are text where calls are looked
+    /// for.
+    fn push_text(&mut self, drawn: &Drawn, sampled: &Sampled) {
+        self.whole.clear();
+        let looks = !matches!(self.reader, AnswerReader::Text) && !sampled.ends_answer;
+        match self.text.markers.text(sampled.token).filter(|_| looks) {
+            Some(marker) => self.characters.push(marker.as_bytes(), &mut self.whole),
+            None => self.characters.push(&drawn.bytes, &mut self.whole),
+        }
+    }
+
+    /// Sends what the reader found, the drawn tokens with its first piece.
+    fn send(&mut self, mut drawn: Vec<Drawn>) {
+        if self.contents.is_empty() && !drawn.is_empty() {
+            self.contents.push(Content::Text(String::new()));
+        }
+        for content in self.contents.drain(..) {
+            // The driver asks for room first; a reader that has left needs no text.
+            let drawn = std::mem::take(&mut drawn);
+            let _ = self.sink.try_send(Delta::Piece { content, drawn });
+        }
     }
 }
 
@@ -80,8 +141,8 @@ impl Listener for SinkListener {
     }
 
     fn has_room(&self) -> bool {
-        // One for the next token, one for the text that is held back until the end.
-        self.sink.room() >= 2
+        // Once for the next token, once for the text that is held back until the end.
+        self.sink.room() >= 2 * self.reader.contents_max()
     }
 
     fn prefilled(&mut self, prefill: &Prefill) {
@@ -93,14 +154,14 @@ impl Listener for SinkListener {
     fn token(&mut self, sampled: &Sampled) -> Verdict {
         self.usage.completion_tokens += 1;
         let drawn = self.drawn(sampled);
-        self.whole.clear();
-        self.characters.push(&drawn.bytes, &mut self.whole);
-        let mut text = String::new();
-        let verdict = self.stop.push(&self.whole, &mut text);
-        self.send(text, vec![drawn]);
-        match verdict {
-            StopVerdict::Continue => Verdict::GoOn,
-            StopVerdict::Stopped { .. } => Verdict::Stop,
+        self.push_text(&drawn, sampled);
+        self.free.clear();
+        let verdict = self.text.stop.push(&self.whole, &mut self.free);
+        let progress = self.reader.push(&self.free, &mut self.contents);
+        self.send(vec![drawn]);
+        match (verdict, progress) {
+            (StopVerdict::Continue, Progress::GoOn) => Verdict::GoOn,
+            (StopVerdict::Stopped { .. }, _) | (_, Progress::Complete) => Verdict::Stop,
         }
     }
 
@@ -109,16 +170,19 @@ impl Listener for SinkListener {
             Ok(ended) => ended,
             Err(error) => return self.sink.fail(failure(&error)),
         };
-        let mut text = String::new();
         self.whole.clear();
         self.characters.finish(&mut self.whole);
-        self.stop.push(&self.whole, &mut text);
-        self.stop.finish(&mut text);
-        if !text.is_empty() {
-            self.send(text, Vec::new());
-        }
+        self.free.clear();
+        self.text.stop.push(&self.whole, &mut self.free);
+        self.text.stop.finish(&mut self.free);
+        self.reader.push(&self.free, &mut self.contents);
+        self.reader.finish(&mut self.contents);
+        self.send(Vec::new());
         self.timings.decode = ended.time;
         let reason = match ended.reason {
+            driver::FinishReason::End | driver::FinishReason::Stop if self.reader.calls() > 0 => {
+                FinishReason::ToolCalls
+            }
             driver::FinishReason::End | driver::FinishReason::Stop => FinishReason::Stop,
             driver::FinishReason::Length | driver::FinishReason::ContextFull => {
                 FinishReason::Length
@@ -155,6 +219,7 @@ fn failure(error: &AnswerError) -> Failure {
         AnswerError::NodeLost { .. } => Failure::NodeLost,
         AnswerError::Step(_)
         | AnswerError::Sample(_)
+        | AnswerError::Constraint(_)
         | AnswerError::Ring(_)
         | AnswerError::Refused(_) => Failure::Compute { cause: error.to_string() },
     }

@@ -1,11 +1,14 @@
 //! `motley serve`: the HTTP gateway over the engine of this machine, or of a whole cluster.
 //!
-//! `backend` answers the gateway's calls with the driver, `listener` turns tokens into text, `http`
-//! is the socket, `settings` what the words mean together.
+//! `backend` answers the gateway's calls with the driver, `listener` turns tokens into text, `calls`
+//! finds tool calls in it, `forms` forces what an answer must look like, `http` is the socket,
+//! `settings` what the words mean together.
 
 mod arguments;
 mod backend;
+mod calls;
 mod card;
+mod forms;
 mod http;
 mod listener;
 mod log;

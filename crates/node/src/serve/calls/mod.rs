@@ -1,0 +1,103 @@
+//! Tool calls within the text of an answer: how a model writes them, and how they are read.
+//!
+//! `style` knows the ways of writing, `forced` reads calls that a grammar has forced, `scanner`
+//! looks for calls in free text, `span` finds where a JSON value ends.
+
+mod forced;
+mod scanner;
+mod span;
+mod style;
+#[cfg(test)]
+mod tests;
+
+use motley_gateway::{Content, ToolChoice, ToolUse};
+
+pub(super) use style::CallStyle;
+
+use forced::ForcedCalls;
+use scanner::CallScanner;
+
+/// Calls of one answer that are recognised; what comes after is text.
+const CALLS_MAX: u32 = 16;
+
+/// Makes content of an answer's text.
+#[derive(Debug)]
+pub(super) enum AnswerReader {
+    /// Nothing but text.
+    Text,
+    /// Text in which there may be calls.
+    Free(CallScanner),
+    /// Calls and nothing else.
+    Forced(ForcedCalls),
+}
+
+/// What has been read of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    GoOn,
+    /// The call that was to be the only one is complete.
+    Complete,
+}
+
+impl AnswerReader {
+    /// A reader for an answer that may use `tools`.
+    pub(super) fn new(tools: Option<&ToolUse>, style: CallStyle) -> Self {
+        let Some(tools) = tools else { return Self::Text };
+        if tools.choice != ToolChoice::Auto {
+            return Self::Forced(ForcedCalls::new(style));
+        }
+        let names = tools.tools.iter().map(|tool| tool.name.clone()).collect();
+        Self::Free(CallScanner::new(style, names, tools.parallel))
+    }
+
+    /// Pieces of content that one piece of text can give at most.
+    pub(super) fn contents_max(&self) -> usize {
+        match self {
+            Self::Text => 1,
+            // Before, between and after calls there may be text; a call is two pieces.
+            Self::Free(_) | Self::Forced(_) => 3 * CALLS_MAX as usize + 1,
+        }
+    }
+
+    /// Takes the next piece of text and appends what is known to be content now.
+    pub(super) fn push(&mut self, text: &str, contents: &mut Vec<Content>) -> Progress {
+        match self {
+            Self::Text => {
+                add_text(text, contents);
+                Progress::GoOn
+            }
+            Self::Free(scanner) => scanner.push(text, contents),
+            Self::Forced(calls) => {
+                calls.push(text, contents);
+                Progress::GoOn
+            }
+        }
+    }
+
+    /// Appends what was held back, now that nothing more comes.
+    pub(super) fn finish(&mut self, contents: &mut Vec<Content>) {
+        if let Self::Free(scanner) = self {
+            scanner.finish(contents);
+        }
+    }
+
+    /// Calls that have begun.
+    pub(super) fn calls(&self) -> u32 {
+        match self {
+            Self::Text => 0,
+            Self::Free(scanner) => scanner.calls(),
+            Self::Forced(calls) => calls.calls(),
+        }
+    }
+}
+
+/// Appends text to the text that stands last, if any does.
+fn add_text(text: &str, contents: &mut Vec<Content>) {
+    if text.is_empty() {
+        return;
+    }
+    match contents.last_mut() {
+        Some(Content::Text(before)) => before.push_str(text),
+        _ => contents.push(Content::Text(text.to_owned())),
+    }
+}

@@ -1,0 +1,213 @@
+//! Calls in text, however the text is cut.
+
+use expect_test::{Expect, expect};
+use motley_gateway::{ToolDefinition, ToolUse};
+use proptest::prelude::*;
+
+use super::*;
+
+fn tools(choice: ToolChoice, parallel: bool) -> ToolUse {
+    let tool = |name: &str| ToolDefinition {
+        name: name.to_owned(),
+        description: None,
+        parameters: "{}".to_owned(),
+        strict: false,
+    };
+    ToolUse { tools: vec![tool("sun"), tool("rain")], choice, parallel }
+}
+
+/// Contents of an answer in pieces, those that belong together joined.
+fn read<'a>(
+    style: CallStyle,
+    tools: &ToolUse,
+    pieces: impl IntoIterator<Item = &'a str>,
+) -> Vec<String> {
+    let mut reader = AnswerReader::new(Some(tools), style);
+    let mut contents = Vec::new();
+    for piece in pieces {
+        if reader.push(piece, &mut contents) == Progress::Complete {
+            break;
+        }
+    }
+    reader.finish(&mut contents);
+    let mut lines: Vec<String> = Vec::new();
+    for content in contents {
+        let (text, continues) = match content {
+            Content::Text(text) | Content::Reasoning(text) => (format!("text {text:?}"), false),
+            Content::CallStart { call, name } => (format!("call {call} {name} "), false),
+            Content::CallArguments { text, .. } => (text, true),
+        };
+        match lines.last_mut() {
+            Some(last) if continues => last.push_str(&text),
+            _ => lines.push(text),
+        }
+    }
+    lines
+}
+
+fn check(style: CallStyle, answer: &str, expected: Expect) {
+    let tools = tools(ToolChoice::Auto, true);
+    let whole = read(style, &tools, [answer]);
+    expected.assert_eq(&whole.join("\n"));
+}
+
+#[test]
+fn tagged_calls_are_found() {
+    check(
+        CallStyle::Tagged,
+        "Let me look.<tool_call>\n{\"name\": \"sun\", \"arguments\": {\"at\": \"O}slo\"}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"rain\", \"arguments\": {}}\n</tool_call>",
+        expect![[r#"
+            text "Let me look."
+            call 0 sun {"at": "O}slo"}
+            call 1 rain {}"#]],
+    );
+    // The closing may be missing, as after a stop token.
+    check(
+        CallStyle::Tagged,
+        r#"<tool_call>{"name": "sun", "arguments": {"at": 1.0}}</tool_"#,
+        expect![[r#"call 0 sun {"at": 1.0}"#]],
+    );
+}
+
+#[test]
+fn what_is_no_call_stays_text() {
+    let tagged = |answer, expected| check(CallStyle::Tagged, answer, expected);
+    tagged("a < b <tool <tool_call", expect![[r#"text "a < b <tool <tool_call""#]]);
+    tagged(
+        r#"<tool_call>{"name": "moon", "arguments": {}}</tool_call>"#,
+        expect![[r#"text "<tool_call>{\"name\": \"moon\", \"arguments\": {}}</tool_call>""#]],
+    );
+    tagged(
+        r#"<tool_call>{"name": "sun", "arguments": {}"#,
+        expect![[r#"text "<tool_call>{\"name\": \"sun\", \"arguments\": {}""#]],
+    );
+    tagged("<tool_call>sun</tool_call>", expect![[r#"text "<tool_call>sun</tool_call>""#]]);
+    tagged(
+        r#"<tool_call>{"name": "sun", "arguments": 3}"#,
+        expect![[r#"text "<tool_call>{\"name\": \"sun\", \"arguments\": 3}""#]],
+    );
+    check(
+        CallStyle::Bare,
+        r#"{"name": "Ada", "age": 36} is JSON"#,
+        expect![[r#"text "{\"name\": \"Ada\", \"age\": 36} is JSON""#]],
+    );
+    check(
+        CallStyle::Bare,
+        r#"Call {"name": "sun", "arguments": {}}"#,
+        expect![[r#"text "Call {\"name\": \"sun\", \"arguments\": {}}""#]],
+    );
+}
+
+#[test]
+fn bare_calls_are_found_at_the_beginning() {
+    check(
+        CallStyle::Bare,
+        "\n{\"name\": \"sun\", \"arguments\": {\"at\": [1, {}]}}\n",
+        expect![[r#"call 0 sun {"at": [1, {}]}"#]],
+    );
+    check(
+        CallStyle::Parameters,
+        r#"<|python_tag|>{"name": "sun", "parameters": {}}; {"name": "rain", "parameters": {}}"#,
+        expect![[r#"
+            call 0 sun {}
+            call 1 rain {}"#]],
+    );
+}
+
+#[test]
+fn listed_calls_are_found() {
+    check(
+        CallStyle::Listed,
+        r#"[TOOL_CALLS][{"name": "sun", "arguments": {"at": 1}, "id": "123456789"}, {"name": "rain", "arguments": {}}]"#,
+        expect![[r#"
+            call 0 sun {"at": 1}
+            call 1 rain {}"#]],
+    );
+    check(
+        CallStyle::Listed,
+        r#"Well.[TOOL_CALLS]sun[CALL_ID]123456789[ARGS]{"at": 1}[TOOL_CALLS]rain[ARGS]{}"#,
+        expect![[r#"
+            text "Well."
+            call 0 sun {"at": 1}
+            call 1 rain {}"#]],
+    );
+    check(CallStyle::Listed, "[TOOL_CALLS][1, 2]", expect![[r#"text "[TOOL_CALLS][1, 2]""#]]);
+}
+
+#[test]
+fn one_call_is_enough_where_only_one_is_allowed() {
+    let answer = r#"<tool_call>{"name": "sun", "arguments": {}}</tool_call>
+<tool_call>{"name": "rain", "arguments": {}}</tool_call>"#;
+    let found = read(CallStyle::Tagged, &tools(ToolChoice::Auto, false), [answer]);
+    assert_eq!(found, ["call 0 sun {}"]);
+}
+
+#[test]
+fn forced_arguments_are_passed_on_as_they_come() {
+    let tools = tools(ToolChoice::Required, true);
+    let mut reader = AnswerReader::new(Some(&tools), CallStyle::Bare);
+    let mut contents = Vec::new();
+    for piece in ["{\"na", "me\": \"su", "n\", \"arguments\": {\"at", "\": \"}\"", "}", "}"] {
+        reader.push(piece, &mut contents);
+    }
+    expect![[r#"
+        [CallStart { call: 0, name: "sun" }, CallArguments { call: 0, text: "{\"at" }, CallArguments { call: 0, text: "\": \"}\"" }, CallArguments { call: 0, text: "}" }]"#]]
+    .assert_eq(&format!("{contents:?}"));
+    assert_eq!(reader.calls(), 1);
+}
+
+#[test]
+fn a_call_that_is_too_long_is_text() {
+    let endless = format!("<tool_call>{{\"name\": \"{}", "x".repeat(100_000));
+    let found = read(CallStyle::Tagged, &tools(ToolChoice::Auto, true), [endless.as_str()]);
+    assert_eq!(found, [format!("text {endless:?}")]);
+}
+
+const STYLES: [CallStyle; 4] =
+    [CallStyle::Tagged, CallStyle::Listed, CallStyle::Parameters, CallStyle::Bare];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the text and however it is cut, the same is found, and without calls nothing is
+    /// lost.
+    #[test]
+    fn cuts_make_no_difference(
+        style in 0..STYLES.len(),
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "sun", "[ARGS]", " ",
+            "\n", "é", ";", "{", "}", "[", "]", "\"", "\\", "<tool", "<",
+            r#"{"name": "sun", "arguments": {"a": "b"}}"#,
+            r#"{"name": "rain", "parameters": {}}"#,
+        ]), 0..12),
+        cut in 1..7_usize,
+    ) {
+        let text = parts.concat();
+        let tools = tools(ToolChoice::Auto, true);
+        let whole = read(STYLES[style], &tools, [text.as_str()]);
+        let characters: Vec<char> = text.chars().collect();
+        let pieces: Vec<String> =
+            characters.chunks(cut).map(|piece| piece.iter().collect()).collect();
+        let mut reader = AnswerReader::new(Some(&tools), STYLES[style]);
+        let mut contents = Vec::new();
+        for piece in &pieces {
+            reader.push(piece, &mut contents);
+        }
+        reader.finish(&mut contents);
+        let mut joined = Vec::new();
+        for content in contents {
+            match content {
+                Content::Text(text) => add_text(&text, &mut joined),
+                other => joined.push(other),
+            }
+        }
+        prop_assert_eq!(joined.len(), whole.len() + reader.calls() as usize);
+        if reader.calls() == 0 {
+            prop_assert_eq!(whole, match text.is_empty() {
+                true => vec![],
+                false => vec![format!("text {text:?}")],
+            });
+        }
+    }
+}

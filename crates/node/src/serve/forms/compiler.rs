@@ -1,0 +1,254 @@
+//! Turns grammars into matchers: beside the engine, within limits, each only once.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId,
+};
+use llguidance::{Matcher, ParserFactory};
+use motley_gateway::{Failure, Refusal};
+use motley_ggml::{Token, Vocabulary};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::grammar::Grammar;
+use super::matcher::{FormMatcher, problem};
+use crate::driver::Constrainer;
+
+/// How long a grammar may take to compile, waiting for a worker included.
+const COMPILE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Grammars that are compiled at the same time. One that takes too long keeps its worker until the
+/// limits below end it.
+const WORKERS: usize = 2;
+
+/// Stack of a worker: schemas nest at most as deep as the gateway lets them, patterns deeper.
+const STACK_BYTES: usize = 16 << 20;
+
+/// Grammars that are kept.
+const KEPT_MAX: usize = 64;
+/// Bytes of all that are kept.
+const KEPT_BYTES_MAX: usize = 128 << 20;
+
+/// Bytes of a token that a form may use; longer ones are white space and rules of a page's width.
+const TOKEN_BYTES_MAX: usize = 512;
+
+/// What llguidance may spend. One state of the lexer takes up to 2 kB, so that all of them stay
+/// below 256 MiB with the rest; a mask takes at most some 10 ms.
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2_000,
+    initial_lexer_fuel: 1_000_000,
+    step_lexer_fuel: 100_000,
+    step_max_items: 50_000,
+    max_lexer_states: 100_000,
+    max_grammar_size: 200_000,
+    precompute_large_lexemes: true,
+    verbose_errors: false,
+};
+
+/// Makes matchers for one model's vocabulary.
+pub(in crate::serve) struct Compiler {
+    shared: Arc<Shared>,
+    workers: Arc<Semaphore>,
+}
+
+/// What workers use.
+struct Shared {
+    vocabulary: Arc<Vocabulary>,
+    logits: usize,
+    /// Made for the first form, because a large vocabulary takes a while.
+    factory: OnceLock<Result<ParserFactory, String>>,
+    kept: Mutex<Kept>,
+}
+
+/// Compiled grammars, the latest used last.
+#[derive(Default)]
+pub(super) struct Kept {
+    entries: Vec<KeptGrammar>,
+    bytes: usize,
+}
+
+pub(super) struct KeptGrammar {
+    pub(super) text: String,
+    pub(super) matcher: Arc<Matcher>,
+    pub(super) bytes: usize,
+}
+
+impl Compiler {
+    /// A compiler for a vocabulary and a model that has so many logits.
+    pub(in crate::serve) fn new(vocabulary: Arc<Vocabulary>, logits: usize) -> Self {
+        let shared =
+            Shared { vocabulary, logits, factory: OnceLock::new(), kept: Mutex::default() };
+        Self { shared: Arc::new(shared), workers: Arc::new(Semaphore::new(WORKERS)) }
+    }
+
+    /// The matcher of an answer that `grammar` forces.
+    ///
+    /// # Errors
+    /// When the grammar cannot be forced or takes too long to compile.
+    pub(in crate::serve) async fn matcher(
+        &self,
+        grammar: Grammar,
+    ) -> Result<Box<dyn Constrainer>, Refusal> {
+        let kept = self.shared.kept().find(grammar.text());
+        let matcher = match kept {
+            Some(matcher) => matcher,
+            None => self.compile(grammar).await?,
+        };
+        Ok(Box::new(FormMatcher::new(matcher, self.shared.logits)))
+    }
+
+    async fn compile(&self, grammar: Grammar) -> Result<Arc<Matcher>, Refusal> {
+        if self.shared.factory.get().is_none() {
+            // Not within the limit: a large vocabulary is not the client's fault.
+            self.on_worker(|shared| shared.factory().map(|_| ())).await??;
+        }
+        let compiled = self.on_worker(move |shared| shared.compile(&grammar));
+        match tokio::time::timeout(COMPILE_TIME_MAX, compiled).await {
+            Ok(compiled) => compiled?,
+            Err(_) => Err(super::schema::refuse("", "takes too long to compile")),
+        }
+    }
+
+    /// Works on a thread of its own. Dropping this leaves the thread to itself.
+    async fn on_worker<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let abandoned = || Refusal::Failed(Failure::Abandoned);
+        let workers = Arc::clone(&self.workers);
+        let place = workers.acquire_owned().await.map_err(|_| abandoned())?;
+        let (send, done) = oneshot::channel();
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            // Nobody may wait any more.
+            let _ = send.send(work(&shared));
+            drop(place);
+        };
+        thread::Builder::new()
+            .name("grammar".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(work)
+            .map_err(|error| Refusal::Failed(Failure::Compute { cause: error.to_string() }))?;
+        done.await.map_err(|_| abandoned())
+    }
+}
+
+impl Shared {
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn factory(&self) -> Result<&ParserFactory, Refusal> {
+        let made = || factory(&token_bytes(&self.vocabulary, self.logits)?);
+        self.factory.get_or_init(made).as_ref().map_err(|problem| Refusal::Unsupported {
+            param: "response_format".to_owned(),
+            feature: format!("forced form of an answer: {problem}"),
+        })
+    }
+
+    fn compile(&self, grammar: &Grammar) -> Result<Arc<Matcher>, Refusal> {
+        // Another worker may have been first.
+        if let Some(matcher) = self.kept().find(grammar.text()) {
+            return Ok(matcher);
+        }
+        let factory = self.factory()?;
+        // A fault of the compiler ends this request and no other.
+        let work = AssertUnwindSafe(|| compile(factory, grammar.text()));
+        let (matcher, bytes) = llguidance::panic_utils::catch_unwind(work)
+            .map_err(|error| grammar.refusal(&problem(&error)))?;
+        let matcher = Arc::new(matcher);
+        self.kept().keep(KeptGrammar {
+            text: grammar.text().to_owned(),
+            matcher: Arc::clone(&matcher),
+            bytes: bytes + grammar.text().len(),
+        });
+        Ok(matcher)
+    }
+}
+
+/// A matcher that has computed its first mask, so that the engine's thread need not, and the bytes
+/// it holds.
+pub(super) fn compile(factory: &ParserFactory, grammar: &str) -> anyhow::Result<(Matcher, usize)> {
+    let mut parser = factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned()))?;
+    parser.start_without_prompt();
+    parser.compute_mask()?;
+    let bytes = parser.parser.lexer_stats().num_bytes;
+    let matcher = Matcher::new(Ok(parser));
+    match matcher.get_error() {
+        Some(error) => Err(anyhow::Error::msg(error)),
+        None => Ok((matcher, bytes)),
+    }
+}
+
+/// The tokens of a vocabulary as llguidance sees them.
+#[derive(Debug)]
+pub(super) struct TokenBytes {
+    /// Bytes by token; nothing for tokens that no form may use.
+    pub(super) bytes: Vec<Vec<u8>>,
+    /// Tokens that end an answer.
+    pub(super) ends: Vec<TokenId>,
+}
+
+/// Control tokens have no bytes here, so that no form can be written with them.
+pub(super) fn token_bytes(vocabulary: &Vocabulary, logits: usize) -> Result<TokenBytes, String> {
+    let mut bytes = vec![Vec::new(); logits];
+    for (token, bytes) in bytes.iter_mut().enumerate().take(vocabulary.size()) {
+        let token = Token::try_from(token).map_err(|error| error.to_string())?;
+        vocabulary.append_bytes(token, false, bytes).map_err(|error| error.to_string())?;
+        // The first byte marks special tokens for llguidance; in UTF-8 it does not occur.
+        if bytes.len() > TOKEN_BYTES_MAX || bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+            bytes.clear();
+        }
+    }
+    let ends = vocabulary.end_tokens().into_iter().map(Token::cast_unsigned).collect();
+    Ok(TokenBytes { bytes, ends })
+}
+
+/// What compiles grammars for a vocabulary.
+pub(super) fn factory(tokens: &TokenBytes) -> Result<ParserFactory, String> {
+    let Some(end) = tokens.ends.first() else {
+        return Err("the model has no token that ends an answer".to_owned());
+    };
+    // Ids have 24 bits in llguidance's tree, of which the last is taken.
+    let size = u32::try_from(tokens.bytes.len()).ok().filter(|size| *size < 0xff_ffff);
+    let size = size.ok_or("the vocabulary is too large")?;
+    let trie = TokTrie::from(&TokRxInfo::new(size, *end), &tokens.bytes);
+    let trie = trie.with_eos_tokens(&tokens.ends);
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let slices = SlicedBiasComputer::json_slices();
+    let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
+        .map_err(|error| problem(&error))?;
+    factory.quiet();
+    *factory.limits_mut() = LIMITS;
+    Ok(factory)
+}
+
+impl Kept {
+    pub(super) fn find(&mut self, text: &str) -> Option<Arc<Matcher>> {
+        let at = self.entries.iter().position(|entry| entry.text == text)?;
+        let entry = self.entries.remove(at);
+        let matcher = Arc::clone(&entry.matcher);
+        self.entries.push(entry);
+        Some(matcher)
+    }
+
+    pub(super) fn keep(&mut self, entry: KeptGrammar) {
+        self.bytes += entry.bytes;
+        self.entries.push(entry);
+        while self.entries.len() > KEPT_MAX || self.bytes > KEPT_BYTES_MAX {
+            self.bytes -= self.entries.remove(0).bytes;
+        }
+    }
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiler").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,346 @@
+//! Forms with a made vocabulary of single bytes and a few longer tokens.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests say what they skip and measure, and read data beside the checkout"
+)]
+
+use std::path::Path;
+use std::time::Instant;
+
+use expect_test::{Expect, expect};
+use llguidance::{Matcher, ParserFactory};
+use motley_engine::Model;
+use motley_gateway::{ToolDefinition, ToolUse};
+use serde_json::Value as Json;
+
+use super::compiler::{self, Kept, KeptGrammar, TokenBytes};
+use super::*;
+
+/// The token that ends an answer; those before it are bytes.
+const END: u32 = 256;
+
+/// Tokens of several bytes, after the end.
+const LONGER: &[&str] = &["{\"", "\": ", "\",", "  ", "tool", "}}"];
+
+fn made_factory() -> ParserFactory {
+    // No text has the byte 255.
+    let mut bytes: Vec<Vec<u8>> = (0..=254).map(|byte| vec![byte]).collect();
+    bytes.resize(END as usize + 1, Vec::new());
+    bytes.extend(LONGER.iter().map(|text| text.as_bytes().to_vec()));
+    compiler::factory(&TokenBytes { bytes, ends: vec![END] }).unwrap()
+}
+
+/// How much of `text` a form lets through, byte by byte, and whether the answer may end then.
+fn follow(matcher: &Matcher, text: &str) -> (usize, bool) {
+    let mut matcher = matcher.deep_clone();
+    for (at, byte) in text.bytes().enumerate() {
+        let mask = matcher.compute_mask_or_eos().unwrap();
+        if !mask.is_allowed(u32::from(byte)) {
+            return (at, mask.is_allowed(END));
+        }
+        matcher.consume_token(u32::from(byte)).unwrap();
+    }
+    (text.len(), matcher.compute_mask_or_eos().unwrap().is_allowed(END))
+}
+
+fn accepts(matcher: &Matcher, text: &str) -> bool {
+    follow(matcher, text) == (text.len(), true)
+}
+
+fn compile(factory: &ParserFactory, grammar: &Grammar) -> Result<Matcher, Refusal> {
+    let compiled = compiler::compile(factory, grammar.text());
+    compiled.map(|(matcher, _)| matcher).map_err(|error| grammar.refusal(&matcher::problem(&error)))
+}
+
+fn of_schema(factory: &ParserFactory, schema: &str) -> Result<Matcher, Refusal> {
+    compile(factory, &Grammar::of_schema(schema)?)
+}
+
+#[test]
+fn an_object_is_an_object() {
+    let matcher = compile(&made_factory(), &Grammar::of_any_object()).unwrap();
+    for good in ["{}", r#"{"a": [1, {"b": null}], "c": "\n\té"}"#, "{\n  \"a\": 1\n}"] {
+        assert!(accepts(&matcher, good), "{good}");
+    }
+    for bad in ["[]", " {}", "{\"a\": 1", "{\"a\": 01}", "{}x", "{\"a\":  1}", "\n{}"] {
+        assert!(!accepts(&matcher, bad), "{bad}");
+    }
+}
+
+#[test]
+fn a_schema_is_followed() {
+    let schema = r##"{
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "people",
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 8},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "kind": {"enum": ["cat", "dog"]},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2}
+        },
+        "required": ["name", "age"],
+        "additionalProperties": false,
+        "$defs": {"tag": {"type": "string", "pattern": "^[a-z]+$"}}
+    }"##;
+    let matcher = of_schema(&made_factory(), schema).unwrap();
+    for good in [
+        r#"{"name": "Ada", "age": 36}"#,
+        r#"{"name": "Ada", "age": 0, "kind": "cat", "tags": ["a", "bc"]}"#,
+    ] {
+        assert!(accepts(&matcher, good), "{good}");
+    }
+    for bad in [
+        r#"{"name": "Ada"}"#,
+        r#"{"name": "", "age": 36}"#,
+        r#"{"name": "Ada", "age": 151}"#,
+        r#"{"name": "Ada", "age": 36, "kind": "cow"}"#,
+        r#"{"name": "Ada", "age": 36, "tags": ["A"]}"#,
+        r#"{"name": "Ada", "age": 36, "tags": ["a", "b", "c"]}"#,
+        r#"{"name": "Ada", "age": 36, "more": 1}"#,
+    ] {
+        assert!(!accepts(&matcher, bad), "{bad}");
+    }
+}
+
+#[test]
+fn a_complete_form_lets_only_the_end_come() {
+    let matcher = of_schema(&made_factory(), r#"{"const": {"a": 1}}"#).unwrap();
+    let mut matcher = matcher.deep_clone();
+    for byte in r#"{"a":1}"#.bytes() {
+        matcher.consume_token(u32::from(byte)).unwrap();
+    }
+    let mask = matcher.compute_mask_or_eos().unwrap();
+    assert!(mask.is_allowed(END));
+    assert!(!mask.is_allowed(u32::from(b'x')));
+}
+
+fn refusal(schema: &str) -> String {
+    match of_schema(&made_factory(), schema) {
+        Ok(_) => "accepted".to_owned(),
+        Err(refusal) => refusal.to_string(),
+    }
+}
+
+#[test]
+fn what_cannot_be_forced_is_named() {
+    let check = |schema: &str, expected: Expect| expected.assert_eq(&refusal(schema));
+    check(
+        r#"{"type": "object", "properties": {"a/b": {"not": {"type": "null"}}}}"#,
+        expect![[r#"schema at /properties/a~1b/not: the keyword "not" cannot be forced"#]],
+    );
+    check(
+        r#"{"type": "array", "uniqueItems": true}"#,
+        expect![[r#"schema at /uniqueItems: the keyword "uniqueItems" cannot be forced"#]],
+    );
+    check(r#"{"type": "array", "uniqueItems": false}"#, expect!["accepted"]);
+    check(
+        r#"{"anyOf": [{"type": "string"}, {"type": "string", "format": "iri"}]}"#,
+        expect![[r#"schema at /anyOf/1/format: the format "iri" cannot be forced"#]],
+    );
+    check(
+        r#"{"x-guidance": {"lenient": true}}"#,
+        expect!["schema at /x-guidance: cannot be set from outside"],
+    );
+    check(
+        r#"{"type": "string", "colour": "red"}"#,
+        expect![[r#"schema at /colour: the keyword "colour" cannot be forced"#]],
+    );
+    check(
+        r##"{"$ref": "#/$defs/a~1b", "$defs": {"a/b": true}}"##,
+        expect![[r##"schema at /$ref: a reference to "#/$defs/a~1b" cannot be followed"##]],
+    );
+    check(
+        r#"{"properties": {"a": {"oneOf": [{"minimum": 1}, {"maximum": 3}]}}}"#,
+        expect!["schema at /properties/a/oneOf: parts of oneOf may accept the same value"],
+    );
+    check("false", expect!["schema at : allows no value"]);
+    check(
+        r#"{"type": "string", "minLength": 3, "maxLength": 2}"#,
+        expect!["schema at : Unsatisfiable schema: minLength (3) is greater than maxLength (2)"],
+    );
+}
+
+fn tool(name: &str, parameters: &str) -> ToolDefinition {
+    ToolDefinition {
+        name: name.to_owned(),
+        description: None,
+        parameters: parameters.to_owned(),
+        strict: false,
+    }
+}
+
+#[test]
+fn calls_are_written_as_the_model_writes_them() {
+    let factory = made_factory();
+    let at = r#"{"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}"#;
+    let calls = |choice: ToolChoice, style| {
+        let tools = vec![tool("sun", at), tool("rain", "{}")];
+        let tools = ToolUse { tools, choice, parallel: true };
+        compile(&factory, &Grammar::of_calls(&tools, style).unwrap()).unwrap()
+    };
+    let sun = r#"{"name": "sun", "arguments": {"at": "x"}}"#;
+    let rain = r#"{"name": "rain", "arguments": {}}"#;
+
+    let required = calls(ToolChoice::Required, CallStyle::Bare);
+    assert!(accepts(&required, sun) && accepts(&required, rain));
+    let wrong = [
+        r#"{"name": "moon", "arguments": {}}"#,
+        r#"{"name": "sun", "arguments": {}}"#,
+        r#"{"name": "rain", "arguments": 3}"#,
+        "Certainly!",
+    ];
+    for wrong in wrong {
+        assert!(!accepts(&required, wrong), "{wrong}");
+    }
+
+    let named = calls(ToolChoice::Named("rain".to_owned()), CallStyle::Parameters);
+    assert!(accepts(&named, r#"{"name": "rain", "parameters": {"any": [1]}}"#));
+    assert!(!accepts(&named, &sun.replace("arguments", "parameters")));
+
+    let tagged = calls(ToolChoice::Required, CallStyle::Tagged);
+    let wrap = |call: &str| format!("<tool_call>\n{call}\n</tool_call>");
+    assert!(accepts(&tagged, &wrap(sun)));
+    assert!(accepts(&tagged, &[wrap(sun), wrap(rain)].join("\n")));
+    assert!(!accepts(&tagged, &[wrap(rain).as_str(); 9].join("\n")));
+
+    let tools = ToolUse {
+        tools: vec![tool("sun", at), tool("rain", r#"{"properties": {"a": {"if": true}}}"#)],
+        choice: ToolChoice::Required,
+        parallel: true,
+    };
+    let refusal = Grammar::of_calls(&tools, CallStyle::Bare).unwrap_err();
+    expect![[
+        r#"schema at /1/function/parameters/properties/a/if: the keyword "if" cannot be forced"#
+    ]]
+    .assert_eq(&refusal.to_string());
+}
+
+#[test]
+fn the_grammars_used_last_are_kept() {
+    let matcher = std::sync::Arc::new(Matcher::new(Err(anyhow::Error::msg("none"))));
+    let entry = |number: usize, bytes| KeptGrammar {
+        text: number.to_string(),
+        matcher: std::sync::Arc::clone(&matcher),
+        bytes,
+    };
+    let mut kept = Kept::default();
+    (0..64).for_each(|number| kept.keep(entry(number, 1)));
+    assert!(kept.find("0").is_some());
+    kept.keep(entry(64, 1));
+    assert!(kept.find("0").is_some() && kept.find("1").is_none());
+    kept.keep(entry(65, (128 << 20) + 1));
+    assert!(kept.find("0").is_none() && kept.find("65").is_none());
+}
+
+/// A test of the suite.
+struct SuiteTest {
+    /// File and group.
+    group: (String, String),
+    schema: Json,
+    data: Json,
+    valid: bool,
+}
+
+/// The suite's tests in the folder `draft`, or nothing, with a message, where they are not here.
+fn suite(draft: &str) -> Option<Vec<SuiteTest>> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let shared = std::env::var_os("MOTLEY_SHARED").map_or(here, Into::into);
+    let folder = shared.join("data/json_schema/JSON-Schema-Test-Suite/tests").join(draft);
+    let Ok(files) = std::fs::read_dir(&folder) else {
+        println!("skipped: the JSON Schema suite is not beside the checkout");
+        return None;
+    };
+    let mut tests = Vec::new();
+    for file in files.filter_map(Result::ok).filter(|file| file.path().is_file()) {
+        let groups: Json = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+        let name = file.file_name().to_string_lossy().into_owned();
+        for group in groups.as_array().unwrap() {
+            for test in group["tests"].as_array().unwrap() {
+                tests.push(SuiteTest {
+                    group: (name.clone(), group["description"].to_string()),
+                    schema: group["schema"].clone(),
+                    data: test["data"].clone(),
+                    valid: test["valid"].as_bool().unwrap(),
+                });
+            }
+        }
+    }
+    Some(tests)
+}
+
+/// A schema that is accepted lets no value through that the suite calls invalid.
+#[test]
+fn the_suite_finds_nothing_forced_wrongly() {
+    let factory = made_factory();
+    for (draft, groups_least) in [("draft2020-12", 60), ("draft7", 60)] {
+        let Some(tests) = suite(draft) else { return };
+        let (mut groups, mut wrong, mut last) = (0, Vec::new(), None);
+        for SuiteTest { group, schema, data, valid } in tests {
+            if last.as_ref().is_none_or(|(before, _)| *before != group) {
+                let compiled = of_schema(&factory, &schema.to_string()).ok();
+                groups += usize::from(compiled.is_some());
+                last = Some((group.clone(), compiled));
+            }
+            let Some((_, Some(matcher))) = &last else { continue };
+            if !valid && accepts(matcher, &data.to_string()) {
+                wrong.push(format!("{group:?} {data}"));
+            }
+        }
+        println!("{draft}: {groups} schemas forced");
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        assert!(groups >= groups_least, "{draft}: only {groups}");
+    }
+}
+
+/// Prints how long masks take with a real vocabulary.
+#[test]
+#[ignore = "measures; run by hand with --nocapture"]
+fn time_of_masks() {
+    let Some(folder) = std::env::var_os("MOTLEY_MODELS") else { return println!("no models") };
+    let Ok(files) = std::fs::read_dir(folder) else { return println!("no models") };
+    for file in files.filter_map(Result::ok) {
+        let model = Model::open(&file.path()).unwrap();
+        let vocabulary = model.vocabulary().unwrap();
+        let logits = model.directory().hyper.vocabulary_size;
+        let began = Instant::now();
+        let tokens = compiler::token_bytes(&vocabulary, logits).unwrap();
+        let factory = compiler::factory(&tokens).unwrap();
+        println!("{:?}: {logits} tokens, tree in {:?}", file.file_name(), began.elapsed());
+        let schema = r#"{"type": "object", "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "kind": {"enum": ["cat", "dog", "cow"]},
+            "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,12}$"}}},
+            "required": ["name", "age", "kind", "tags"], "additionalProperties": false}"#;
+        let text = r#"{"name": "Augusta Ada King of Lovelace", "age": 36, "kind": "cow", "tags": ["mathematics", "poetry", "engines", "london"]}"#;
+        let forms =
+            [("object", Grammar::of_any_object()), ("schema", Grammar::of_schema(schema).unwrap())];
+        for (name, grammar) in forms {
+            let began = Instant::now();
+            let (shared, bytes) = compiler::compile(&factory, grammar.text()).unwrap();
+            let compiled = began.elapsed();
+            let began = Instant::now();
+            let mut times = Vec::new();
+            let mut own = shared.deep_clone();
+            let copied = began.elapsed();
+            let mut mask = motley_engine::TokenMask::none_allowed(logits);
+            for token in vocabulary.tokenize(text, false, false).unwrap() {
+                let began = Instant::now();
+                mask.assign(own.compute_mask_or_eos().unwrap().as_slice());
+                assert!(mask.is_allowed(token), "{token}");
+                own.consume_token(token.cast_unsigned()).unwrap();
+                times.push(began.elapsed());
+            }
+            times.sort_unstable();
+            let (middle, most) = (times[times.len() / 2], times[times.len() - 1]);
+            let ninety = times[times.len() * 9 / 10];
+            println!(
+                "  {name}: compiled in {compiled:?}, {bytes} bytes, copied in {copied:?}; masks p50 \
+                 {middle:?}, p90 {ninety:?}, most {most:?} of {}",
+                times.len()
+            );
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! `motley serve` with a real model, over HTTP: answers, forced forms, and many clients at once.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test may start threads and must not wait for ever"
+)]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{SMOLLM2, motley, real_model};
+use expect_test::expect;
+use serde_json::{Value as Json, json};
+
+/// Fails a test that would wait for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A server that ends with the test.
+struct Server {
+    child: Child,
+    url: String,
+    agent: ureq::Agent,
+}
+
+impl Server {
+    /// A server with four slots, or nothing, with a message, where the model is not here.
+    fn start() -> Option<Self> {
+        let model = real_model(SMOLLM2)?;
+        let mut child = motley()
+            .args(["serve", &model, "--alias", "m", "--port", "0", "--layout", "plain"])
+            .args(["--parallel", "4", "-c", "512", "-t", "1"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let url = loop {
+            let line = lines.next().expect("it says where it serves").expect("text");
+            if let Some((_, rest)) = line.split_once(" on ") {
+                break rest.split("/v1").next().expect("an address").to_owned();
+            }
+        };
+        // A full pipe would stop it.
+        thread::spawn(move || lines.for_each(drop));
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(PATIENCE));
+        Some(Self { child, url, agent: config.build().into() })
+    }
+
+    /// Status and body of an answer.
+    fn post(&self, route: &str, body: &Json) -> (u16, Json) {
+        let request = self.agent.post(format!("{}{route}", self.url));
+        let mut answer = request
+            .header("content-type", "application/json")
+            .send(body.to_string())
+            .expect("an answer");
+        let text = answer.body_mut().read_to_string().expect("a body");
+        let json = serde_json::from_str(&text).unwrap_or_else(|_| panic!("no JSON: {text}"));
+        (answer.status().as_u16(), json)
+    }
+
+    /// The answer to a request that is taken.
+    fn answer(&self, body: &Json) -> Json {
+        let (status, answer) = self.post(CHAT, body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    /// The events of a streamed answer.
+    fn stream(&self, mut body: Json) -> Vec<Json> {
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
+        let request = self.agent.post(format!("{}{CHAT}", self.url));
+        let mut answer = request
+            .header("content-type", "application/json")
+            .send(body.to_string())
+            .expect("an answer");
+        let text = answer.body_mut().read_to_string().expect("a body");
+        let events: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        let (last, events) = events.split_last().expect("events");
+        assert_eq!(*last, "[DONE]");
+        events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
+    }
+
+    fn busy_slots(&self) -> usize {
+        let mut answer = self.agent.get(format!("{}/slots", self.url)).call().expect("an answer");
+        let text = answer.body_mut().read_to_string().expect("a body");
+        let slots: Json = serde_json::from_str(&text).expect("JSON");
+        let slots = slots.as_array().expect("a list");
+        assert_eq!(slots.len(), 4);
+        slots.iter().filter(|slot| slot["is_processing"] == true).count()
+    }
+
+    /// Waits until no slot works.
+    fn wait_for_rest(&self) {
+        let until = Instant::now() + PATIENCE;
+        while self.busy_slots() > 0 {
+            assert!(Instant::now() < until, "slots stay busy");
+            thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A request for the likeliest answer of at most so many tokens.
+fn greedy(words: &str, max_tokens: u32) -> Json {
+    json!({
+        "model": "m",
+        "messages": [{ "role": "user", "content": words }],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+    })
+}
+
+/// `body` with other members.
+fn with(mut body: Json, more: Json) -> Json {
+    let Json::Object(more) = more else { panic!("an object") };
+    more.into_iter().for_each(|(name, value)| body[name] = value);
+    body
+}
+
+fn text(answer: &Json) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().expect("text")
+}
+
+/// The text of a stream.
+fn streamed_text(events: &[Json]) -> String {
+    events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
+}
+
+fn finish_reason(answer: &Json) -> &str {
+    answer["choices"][0]["finish_reason"].as_str().expect("a reason")
+}
+
+const STORY: &str = "Tell me about the sea.";
+
+#[test]
+fn answers() {
+    let Some(server) = Server::start() else { return };
+    let whole = server.answer(&greedy(STORY, 24));
+    assert_eq!(finish_reason(&whole), "length");
+    assert_eq!(whole["usage"]["completion_tokens"], 24);
+    check_stream(&server, &whole);
+    check_stops(&server, text(&whole));
+    check_seeds(&server);
+    check_log_probabilities(&server);
+}
+
+/// A stream says the same, piece by piece.
+fn check_stream(server: &Server, whole: &Json) {
+    let events = server.stream(greedy(STORY, 24));
+    assert_eq!(streamed_text(&events), text(whole));
+    let usage = &events.last().expect("events")["usage"];
+    for field in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(usage[field], whole["usage"][field], "{field}");
+    }
+    let reasons: Vec<&str> =
+        events.iter().filter_map(|event| event["choices"][0]["finish_reason"].as_str()).collect();
+    assert_eq!(reasons, ["length"]);
+}
+
+/// A stop string of several tokens ends the answer before it, whether streamed or not.
+fn check_stops(server: &Server, whole: &str) {
+    let words: Vec<&str> = whole.split(' ').collect();
+    // From within a word to within the next but one.
+    let stop = [&words[3][1..], words[4], &words[5][..1]].join(" ");
+    let body = with(greedy(STORY, 24), json!({ "stop": [stop] }));
+    let before = &whole[..whole.find(&stop).expect("it is there")];
+    let answer = server.answer(&body);
+    assert_eq!((text(&answer), finish_reason(&answer)), (before, "stop"));
+    assert_eq!(streamed_text(&server.stream(body)), before);
+}
+
+fn check_seeds(server: &Server) {
+    let drawn = |seed: u64| {
+        let body = with(greedy(STORY, 24), json!({ "temperature": 1.0, "seed": seed }));
+        text(&server.answer(&body)).to_owned()
+    };
+    assert_eq!(drawn(7), drawn(7));
+    assert_ne!(drawn(7), drawn(8));
+}
+
+fn check_log_probabilities(server: &Server) {
+    let asked = json!({ "logprobs": true, "top_logprobs": 3 });
+    let answer = server.answer(&with(greedy(STORY, 6), asked));
+    let found = answer["choices"][0]["logprobs"]["content"].as_array().expect("a list");
+    assert_eq!(found.len(), 6);
+    let mut joined = Vec::new();
+    for token in found {
+        let own = token["logprob"].as_f64().expect("a number");
+        let top = token["top_logprobs"].as_array().expect("a list");
+        assert_eq!(top.len(), 3);
+        // The likeliest token was taken.
+        assert_eq!(top[0]["token"], token["token"]);
+        assert!(own <= 0.0 && top[0]["logprob"].as_f64().expect("a number") == own);
+        let bytes = token["bytes"].as_array().expect("bytes");
+        joined.extend(bytes.iter().map(|byte| byte.as_u64().expect("a byte") as u8));
+    }
+    assert_eq!(String::from_utf8(joined).expect("text"), text(&answer));
+}
+
+#[test]
+fn forced_forms() {
+    let Some(server) = Server::start() else { return };
+    check_object(&server);
+    check_schema(&server);
+    check_calls(&server);
+    check_refusals(&server);
+    server.wait_for_rest();
+}
+
+fn check_object(server: &Server) {
+    let form = json!({ "response_format": { "type": "json_object" } });
+    let words = "Reply with the JSON object {\"a\": 1} and nothing else.";
+    let answer = server.answer(&with(greedy(words, 200), form));
+    assert_eq!(finish_reason(&answer), "stop", "{answer}");
+    let object: Json = serde_json::from_str(text(&answer)).expect("JSON");
+    assert!(object.is_object());
+}
+
+fn people() -> Json {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "minLength": 1, "maxLength": 12 },
+            "age": { "type": "integer", "minimum": 1, "maximum": 99 },
+            "kind": { "enum": ["cat", "dog"] },
+            "tags": {
+                "type": "array",
+                "items": { "type": "string", "pattern": "^[a-z]{1,6}$" },
+                "minItems": 1,
+                "maxItems": 2,
+            },
+        },
+        "required": ["name", "age", "kind", "tags"],
+        "additionalProperties": false,
+    })
+}
+
+/// What [`people`] asks for, checked by hand.
+fn check_people(text: &str) {
+    let object: Json = serde_json::from_str(text).expect("JSON");
+    let names: Vec<&String> = object.as_object().expect("an object").keys().collect();
+    assert_eq!(names.len(), 4, "{object}");
+    let name = object["name"].as_str().expect("a name");
+    assert!((1..=12).contains(&name.chars().count()), "{object}");
+    assert!((1..=99).contains(&object["age"].as_u64().expect("an age")), "{object}");
+    assert!(["cat", "dog"].contains(&object["kind"].as_str().expect("a kind")), "{object}");
+    let tags = object["tags"].as_array().expect("tags");
+    assert!((1..=2).contains(&tags.len()), "{object}");
+    for tag in tags {
+        let tag = tag.as_str().expect("a tag");
+        let plain = tag.bytes().all(|byte| byte.is_ascii_lowercase());
+        assert!(plain && (1..=6).contains(&tag.len()), "{object}");
+    }
+}
+
+/// Even an answer drawn at random keeps to a schema.
+fn check_schema(server: &Server) {
+    let form = json!({ "response_format": { "type": "json_schema", "json_schema": {
+        "name": "people", "strict": true, "schema": people(),
+    } } });
+    for seed in 0..3 {
+        let drawn = json!({ "temperature": 1.5, "seed": seed });
+        let body = with(with(greedy("Invent a pet.", 200), form.clone()), drawn);
+        let answer = server.answer(&body);
+        assert_eq!(finish_reason(&answer), "stop", "{answer}");
+        check_people(text(&answer));
+    }
+}
+
+fn tools() -> Json {
+    json!([
+        { "type": "function", "function": { "name": "store_pet", "parameters": people() } },
+        { "type": "function", "function": { "name": "ring_bell", "parameters": {
+            "type": "object",
+            "properties": { "times": { "type": "integer", "minimum": 1, "maximum": 9 } },
+            "required": ["times"],
+            "additionalProperties": false,
+        } } },
+    ])
+}
+
+/// A call's name and arguments.
+fn call(answer: &Json) -> (&str, &str) {
+    assert_eq!(finish_reason(answer), "tool_calls", "{answer}");
+    let calls = answer["choices"][0]["message"]["tool_calls"].as_array().expect("calls");
+    assert_eq!(calls.len(), 1, "{answer}");
+    let function = &calls[0]["function"];
+    (function["name"].as_str().expect("a name"), function["arguments"].as_str().expect("JSON"))
+}
+
+fn check_bell(arguments: &str) {
+    let object: Json = serde_json::from_str(arguments).expect("JSON");
+    assert!((1..=9).contains(&object["times"].as_u64().expect("a number")), "{object}");
+}
+
+fn check_calls(server: &Server) {
+    let ask = |choice: Json| {
+        let more = json!({ "tools": tools(), "tool_choice": choice });
+        with(greedy("Ring the bell twice.", 200), more)
+    };
+    let named = |name: &str| ask(json!({ "type": "function", "function": { "name": name } }));
+    let answer = server.answer(&named("store_pet"));
+    let (name, arguments) = call(&answer);
+    assert_eq!(name, "store_pet");
+    check_people(arguments);
+
+    let answer = server.answer(&ask(json!("required")));
+    let (name, arguments) = call(&answer);
+    match name {
+        "store_pet" => check_people(arguments),
+        _ => check_bell(arguments),
+    }
+
+    // Streamed: the name first, then pieces of the arguments.
+    let events = server.stream(named("ring_bell"));
+    let deltas: Vec<&Json> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].get(0))
+        .collect();
+    assert_eq!(deltas[0]["function"]["name"], "ring_bell");
+    let pieces: Vec<&str> =
+        deltas.iter().filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+    assert!(pieces.iter().filter(|piece| !piece.is_empty()).count() > 1, "{pieces:?}");
+    check_bell(&pieces.concat());
+
+    // Nothing is forced where the model may choose, and the answer is text or a call.
+    let answer = server.answer(&with(ask(json!("auto")), json!({ "max_tokens": 24 })));
+    assert!(["stop", "length", "tool_calls"].contains(&finish_reason(&answer)), "{answer}");
+}
+
+fn check_refusals(server: &Server) {
+    let schema = |schema: Json| {
+        let form =
+            json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        server.post(CHAT, &with(greedy("hi", 4), json!({ "response_format": form })))
+    };
+    let (status, error) = schema(json!({ "properties": { "a": { "not": {} } } }));
+    assert_eq!(status, 400);
+    expect![[r#"
+        {"error":{"message":"response_format.json_schema.schema is not supported: at \"/properties/a/not\": the keyword \"not\" cannot be forced","type":"invalid_request_error","param":"response_format.json_schema.schema","code":"unsupported_parameter"}}"#]]
+    .assert_eq(&error.to_string());
+    let endless = json!({ "response_format": { "type": "json_object" }, "ignore_eos": true });
+    assert_eq!(server.post(CHAT, &with(greedy("hi", 4), endless)).0, 400);
+
+    let requests = include_str!("../../gateway/tests/http/hostile_requests.jsonl");
+    let mut hostile = 0;
+    for line in requests.lines() {
+        let case: Json = serde_json::from_str(line).expect("JSON");
+        let id = case["id"].as_str().expect("an id");
+        if case.get("expand").is_none()
+            && ["schema_", "tools_"].iter().any(|kind| id.starts_with(kind))
+        {
+            let (status, answer) = server.post(CHAT, &case["body"]);
+            let expected = case["expect"].as_str().expect("statuses");
+            assert!(expected.contains(&status.to_string()), "{id}: {status} {answer}");
+            hostile += 1;
+        }
+    }
+    assert!(hostile >= 8, "{hostile}");
+}
+
+#[test]
+fn many_clients() {
+    let Some(server) = Server::start() else { return };
+    check_crowd(&server);
+    check_cancel(&server);
+}
+
+/// More requests than slots: all of them end.
+fn check_crowd(server: &Server) {
+    thread::scope(|scope| {
+        let ask = |number: u32| {
+            let words = format!("Count from {number} upwards.");
+            let answer = server.answer(&greedy(&words, 2 + number % 5));
+            assert!(["stop", "length"].contains(&finish_reason(&answer)), "{answer}");
+        };
+        let asked: Vec<_> = (0..20).map(|number| scope.spawn(move || ask(number))).collect();
+        assert_eq!(asked.into_iter().map(|asked| asked.join()).filter(Result::is_ok).count(), 20);
+    });
+    server.wait_for_rest();
+}
+
+/// A client that leaves takes its request with it.
+fn check_cancel(server: &Server) {
+    let body = with(greedy(STORY, 450), json!({ "stream": true, "ignore_eos": true }));
+    let request = server.agent.post(format!("{}{CHAT}", server.url));
+    let answer = request
+        .header("content-type", "application/json")
+        .send(body.to_string())
+        .expect("an answer");
+    let mut reader = answer.into_body().into_reader();
+    reader.read_exact(&mut [0; 16]).expect("a beginning");
+    assert_eq!(server.busy_slots(), 1);
+    drop(reader);
+    server.wait_for_rest();
+}
