@@ -44,6 +44,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("highs", &["motley-planner"]),
     ("libc", &["motley", "motley-engine", "motley-ggml"]),
     ("llama-cpp-sys-2", &["motley-ggml"]),
+    ("llguidance", &["motley"]),
     ("memmap2", &["motley-ggml"]),
     ("minijinja", &["motley-model"]),
     ("minijinja-contrib", &["motley-model"]),

@@ -88,21 +88,28 @@ impl Server {
         events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
     }
 
-    fn busy_slots(&self) -> usize {
+    /// Tokens drawn so far, of each slot that works.
+    fn busy_slots(&self) -> Vec<u64> {
         let mut answer = self.agent.get(format!("{}/slots", self.url)).call().expect("an answer");
         let text = answer.body_mut().read_to_string().expect("a body");
         let slots: Json = serde_json::from_str(&text).expect("JSON");
         let slots = slots.as_array().expect("a list");
         assert_eq!(slots.len(), 4);
-        slots.iter().filter(|slot| slot["is_processing"] == true).count()
+        let busy = slots.iter().filter(|slot| slot["is_processing"] == true);
+        busy.map(|slot| slot["n_decoded"].as_u64().expect("a number")).collect()
     }
 
-    /// Waits until no slot works.
-    fn wait_for_rest(&self) {
+    /// Waits until so many slots work, and tells how many tokens any was last seen to have drawn.
+    fn wait_for_busy(&self, count: usize) -> u64 {
         let until = Instant::now() + PATIENCE;
-        while self.busy_slots() > 0 {
-            assert!(Instant::now() < until, "slots stay busy");
-            thread::yield_now();
+        let mut drawn = 0;
+        loop {
+            let busy = self.busy_slots();
+            drawn = busy.iter().copied().max().unwrap_or(drawn);
+            if busy.len() == count {
+                return drawn;
+            }
+            assert!(Instant::now() < until, "{count} slots never worked");
         }
     }
 }
@@ -219,7 +226,7 @@ fn forced_forms() {
     check_schema(&server);
     check_calls(&server);
     check_refusals(&server);
-    server.wait_for_rest();
+    server.wait_for_busy(0);
 }
 
 fn check_object(server: &Server) {
@@ -392,7 +399,7 @@ fn check_crowd(server: &Server) {
         let asked: Vec<_> = (0..20).map(|number| scope.spawn(move || ask(number))).collect();
         assert_eq!(asked.into_iter().map(|asked| asked.join()).filter(Result::is_ok).count(), 20);
     });
-    server.wait_for_rest();
+    server.wait_for_busy(0);
 }
 
 /// A client that leaves takes its request with it.
@@ -405,7 +412,8 @@ fn check_cancel(server: &Server) {
         .expect("an answer");
     let mut reader = answer.into_body().into_reader();
     reader.read_exact(&mut [0; 16]).expect("a beginning");
-    assert_eq!(server.busy_slots(), 1);
+    server.wait_for_busy(1);
     drop(reader);
-    server.wait_for_rest();
+    let drawn = server.wait_for_busy(0);
+    assert!(drawn < 400, "{drawn} tokens were drawn for nobody");
 }
