@@ -7,8 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
-    bench, completions, init, join, make_model, plan, run, serve, short_options, show, status,
-    token, tokenize, version,
+    bench, completions, init, join, make_model, nodes, plan, run, serve, short_options, show,
+    status, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Serve(Box<serve::Arguments>),
     /// Serve layers of another device's model
     Join(join::Arguments),
+    /// List the devices of the cluster, drain them or put them out
+    Nodes(nodes::Arguments),
     /// Show who serves which layers, and how fast
     Status(status::Arguments),
     /// Begin a cluster on this device

@@ -22,6 +22,7 @@ mod join;
 mod loading;
 mod make_model;
 mod memory;
+mod nodes;
 mod plan;
 mod prompt;
 mod run;
@@ -72,6 +73,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Serve(arguments) => serve::execute(*arguments, started),
         Command::Join(arguments) => join::execute(&arguments),
+        Command::Nodes(arguments) => nodes::execute(&arguments),
         Command::Status(arguments) => status::execute(&arguments),
         Command::Init(arguments) => init::execute(&arguments),
         Command::Token(arguments) => token::execute(&arguments),

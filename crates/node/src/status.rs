@@ -17,35 +17,45 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 /// Arguments of `motley status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Where the head answers
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:11555")]
-    url: String,
-    /// Key of the head's API, if it has keys
-    #[arg(long, value_name = "KEY")]
-    api_key: Option<String>,
+    #[command(flatten)]
+    head: HeadPlace,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
+/// Where the head's API is.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HeadPlace {
+    /// Where the head answers
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:11555", global = true)]
+    pub(crate) url: String,
+    /// Key of the head's API, if it has keys
+    #[arg(long, value_name = "KEY", global = true)]
+    api_key: Option<String>,
+}
+
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
-    let cluster = get(arguments, "/cluster")?;
+    let cluster = ask_cluster(&arguments.head)?;
     if arguments.json {
         return Ok(terminal::print_json(&cluster)?);
     }
     Ok(terminal::print(&report(&cluster))?)
 }
 
-/// Asks the head.
-fn get(arguments: &Arguments, path: &str) -> Result<Json, Failure> {
+/// What a head tells of its cluster.
+///
+/// # Errors
+/// When it does not answer, or refuses to.
+pub(crate) fn ask_cluster(head: &HeadPlace) -> Result<Json, Failure> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)
         .build()
         .into();
-    let url = format!("{}{path}", arguments.url.trim_end_matches('/'));
+    let url = format!("{}/cluster", head.url.trim_end_matches('/'));
     let mut request = agent.get(&url);
-    if let Some(key) = &arguments.api_key {
+    if let Some(key) = &head.api_key {
         request = request.header("authorization", format!("Bearer {key}"));
     }
     let mut response = request.call().map_err(|error| {
@@ -125,7 +135,8 @@ fn count(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-fn layers(value: &Json) -> String {
+/// Layers in few characters: `0-3 8`.
+pub(crate) fn layers(value: &Json) -> String {
     let windows = value.as_array().map_or(&[][..], Vec::as_slice);
     let texts: Vec<String> = windows
         .iter()
@@ -162,11 +173,11 @@ mod tests {
                 node("phone", false, json!([]), Some(9000)),
             ],
         });
-        expect_test::expect![[r"
+        expect_test::expect![[r#"
             plan 3: 2 devices, 2 rounds, up to 2 micro-batches at once
-            device       layers  state    memory  of      round trip  busy  step    address
-            desk (head)  0-3 8   serving  1.00 GB 4.00 GB -           50 %  1.5 ms  10.0.0.1:11556
-        "]]
+            device       layers  state     memory       of  round trip  busy    step         address
+            desk (head)  0-3 8   serving  1.00 GB  4.00 GB  -           50 %  1.5 ms  10.0.0.1:11556
+        "#]]
         .assert_eq(
             &report(&cluster).lines().take(3).map(|line| format!("{line}\n")).collect::<String>(),
         );

@@ -1,4 +1,6 @@
-//! Beginning a cluster and inviting to it, from the command line.
+//! Beginning a cluster, inviting to it and putting devices out, from the command line.
+
+#![expect(clippy::disallowed_methods, reason = "a test adds devices to a member list on disk")]
 
 mod common;
 
@@ -101,4 +103,90 @@ fn what_cannot_be_done_says_how_it_could() {
     let wrong = run(&["token", "new", "--ttl", "1y", "--state", state]);
     assert_eq!((wrong.status.code(), stdout(&wrong)), (Some(2), String::new()));
     assert!(stderr(&wrong).contains("'1y' is no time; write it like 30m, 24h or 7d"));
+}
+
+/// Arguments that keep a test from asking a head that happens to run here.
+const NO_HEAD: [&str; 2] = ["--url", "http://127.0.0.1:1"];
+
+#[test]
+fn devices_are_listed_without_a_head() {
+    let outer = tempfile::tempdir().unwrap();
+    let state = outer.path().join("state");
+    with_state(&["init", "--name", "nas"], &state);
+    let output = run(&["nodes", "--state", state.to_str().unwrap(), NO_HEAD[0], NO_HEAD[1]]);
+    expect![[r"
+    "]]
+    .assert_eq(&without_ids(&stdout(&output)));
+    assert!(stderr(&output).contains("no answer from http://127.0.0.1:1/cluster"));
+    let listed = with_state(&["nodes", "ls", "--json", NO_HEAD[0], NO_HEAD[1]], &state);
+    let json: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!((&json["revision"], &json["head_answers"]), (&1.into(), &false.into()));
+    assert_eq!(json["nodes"][0]["name"], "nas");
+    assert_eq!(json["nodes"][0]["state"], serde_json::Value::Null);
+}
+
+/// Adds a device to the list as joining would, for a join needs a head with a model.
+fn add_member(state: &Path, name: &str, digit: char) {
+    let path = state.join("members.json");
+    let list = std::fs::read(&path).unwrap();
+    let mut list: serde_json::Value = serde_json::from_slice(&list).unwrap();
+    let id = digit.to_string().repeat(64);
+    let entry = serde_json::json!({
+        "id": id, "name": name, "added_unix_s": 1_795_996_800, "removed": false,
+    });
+    list["members"].as_array_mut().unwrap().push(entry);
+    std::fs::write(&path, list.to_string()).unwrap();
+}
+
+#[test]
+fn devices_are_drained_and_put_out() {
+    let outer = tempfile::tempdir().unwrap();
+    let state = outer.path().join("state");
+    with_state(&["init", "--name", "nas"], &state);
+    add_member(&state, "laptop", 'a');
+    add_member(&state, "phone", 'b');
+    let of = |action: &[&str]| with_state(&[&["nodes"], action, &NO_HEAD].concat(), &state);
+    assert_eq!(of(&["drain", "laptop"]), "drained laptop (aaaaaaaa)\n");
+    let fields = |name: &str| {
+        let json: serde_json::Value = serde_json::from_str(&of(&["ls", "--json"])).unwrap();
+        let nodes = json["nodes"].as_array().unwrap().clone();
+        let node = nodes.into_iter().find(|node| node["name"] == name).unwrap();
+        (node["drained"].as_bool().unwrap(), node["removed"].as_bool().unwrap())
+    };
+    assert_eq!((fields("laptop"), fields("phone")), ((true, false), (false, false)));
+    assert_eq!(of(&["undrain", "aaaa"]), "undrained laptop (aaaaaaaa)\n");
+    assert_eq!(fields("laptop"), (false, false));
+    let json: serde_json::Value =
+        serde_json::from_str(&of(&["rm", "laptop", "phone", "--json"])).unwrap();
+    assert_eq!(json["removed"][1]["name"], "phone");
+    assert_eq!((fields("laptop"), fields("phone")), ((false, true), (false, true)));
+}
+
+#[test]
+fn devices_that_cannot_be_put_out_are_named() {
+    let outer = tempfile::tempdir().unwrap();
+    let state = outer.path().join("state");
+    let text = state.to_str().unwrap().to_owned();
+    check_failure(
+        &["nodes", "--state", &text],
+        &[],
+        &expect![[r"
+        "]],
+    );
+    with_state(&["init", "--name", "nas"], &state);
+    add_member(&state, "laptop", 'a');
+    // One wrong name changes nothing.
+    check_failure(
+        &["nodes", "rm", "laptop", "mac", "--state", &text],
+        &[],
+        &expect![[r"
+        "]],
+    );
+    assert!(with_state(&["nodes", "--json", NO_HEAD[0], NO_HEAD[1]], &state).contains("false"));
+    check_failure(
+        &["nodes", "rm", "nas", "--state", &text],
+        &[],
+        &expect![[r"
+        "]],
+    );
 }

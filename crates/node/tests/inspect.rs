@@ -32,6 +32,7 @@ fn every_help_fits_a_screen() {
           run          Answer a prompt, or chat
           serve        Serve a model to OpenAI's and Ollama's clients
           join         Serve layers of another device's model
+          nodes        List the devices of the cluster, drain them or put them out
           status       Show who serves which layers, and how fast
           init         Begin a cluster on this device
           token        Invite devices to the cluster, or list and revoke invitations

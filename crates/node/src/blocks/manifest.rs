@@ -5,6 +5,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use motley_model::{Gguf, GgufError};
+use motley_ring::limits;
 
 use super::digest::{BlockHash, Digest};
 
@@ -17,11 +18,11 @@ const BLOCKS_WANTED: u64 = 1024;
 
 /// Blocks are at least 64 KiB, for which asking costs little, and at most 4 MiB, which keeps the
 /// manifest of 70 GB at half a megabyte.
-const BLOCK_BYTES_MADE: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 20;
+const BLOCK_BYTES_MADE: std::ops::RangeInclusive<u64> = 64 << 10..=BLOCK_BYTES_MAX as u64;
 
-/// What a manifest from elsewhere may say at most.
+/// What a manifest from elsewhere may say at most: a block travels in one frame.
 const BLOCK_BYTES_MIN: u32 = 1 << 10;
-const BLOCK_BYTES_MAX: u32 = 64 << 20;
+const BLOCK_BYTES_MAX: u32 = limits::BLOCK_BYTES_MAX;
 const FILES_MAX: usize = 1024;
 /// 16 TiB: far above any model, far below what overflows.
 const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -29,8 +30,14 @@ const FILE_BYTES_MAX: u64 = 1 << 44;
 /// Metadata of one file at most. Vocabularies of a quarter of a million tokens take 16 MB.
 const METADATA_BYTES_MAX: u64 = 512 << 20;
 
-/// Bytes of a manifest's encoding at most: 32 GiB in blocks of 1 KiB, or 4 TiB in those of 4 MiB.
-pub(crate) const MANIFEST_BYTES_MAX: usize = 32 << 20;
+/// Bytes of a manifest's encoding at most, for it travels in one frame too: 128 MiB in blocks of
+/// 1 KiB, or 512 GiB in those of 4 MiB.
+const MANIFEST_BYTES_MAX: usize = limits::BLOCK_BYTES_MAX as usize;
+
+/// Magic, version, block length and number of files.
+const HEADER_BYTES: u64 = 16;
+/// Length of a file and of its metadata.
+const FILE_HEADER_BYTES: u64 = 16;
 
 /// The first guess at how long a file's metadata is; it is doubled until it suffices.
 const METADATA_GUESS_BYTES: usize = 1 << 20;
@@ -69,7 +76,10 @@ pub(crate) enum ManifestError {
         path: PathBuf,
     },
     /// It is too large to be described.
-    #[error("the model is too large: more than {FILES_MAX} files or {FILE_BYTES_MAX} bytes in one")]
+    #[error(
+        "the model is too large: more than {FILES_MAX} files, or than {FILE_BYTES_MAX} bytes in one, \
+         or a list of blocks of more than {MANIFEST_BYTES_MAX} bytes"
+    )]
     TooLarge,
 }
 
@@ -145,6 +155,9 @@ impl Manifest {
             paths.iter().map(|path| regular_length(path)).collect::<Result<Vec<_>, _>>()?;
         let total: u64 = lengths.iter().sum();
         let block_bytes = block_bytes.unwrap_or_else(|| block_bytes_for(total));
+        if encoded_bytes(&lengths, block_bytes) > MANIFEST_BYTES_MAX as u64 {
+            return Err(ManifestError::TooLarge);
+        }
         let mut done = 0;
         let mut files = Vec::new();
         for (path, &bytes) in paths.iter().zip(&lengths) {
@@ -294,6 +307,13 @@ impl Reader<'_> {
     fn damaged(&self) -> ManifestFormatError {
         ManifestFormatError::Damaged { offset: self.offset }
     }
+}
+
+/// Length of the encoding of a manifest of files of these lengths.
+pub(super) fn encoded_bytes(lengths: &[u64], block_bytes: u32) -> u64 {
+    let blocks: u64 = lengths.iter().map(|length| length.div_ceil(u64::from(block_bytes))).sum();
+    let hashes = blocks * size_of::<BlockHash>() as u64;
+    hashes + lengths.len() as u64 * FILE_HEADER_BYTES + HEADER_BYTES
 }
 
 fn block_bytes_for(model_bytes: u64) -> u32 {

@@ -3,7 +3,6 @@
 //!
 //! Start with [`Manifest::of_files`] on the device that has a model, and with [`PartialModel::open`],
 //! [`metadata_blocks`], [`blocks_for`] and [`fetch`] on one that has not.
-#![allow(dead_code, unused_imports, reason = "the commands of a cluster, which follow, use it")]
 
 mod digest;
 mod disk;
@@ -13,18 +12,12 @@ mod local;
 mod manifest;
 mod partial;
 
-pub(crate) use digest::{BlockHash, Digest, DigestError};
 pub(crate) use disk::{DISK_RESERVE_BYTES_DEFAULT, Disk};
-pub(crate) use fetch::{
-    BlockSource, FaultKind, FetchError, FetchReport, Progress, SourceError, SourceFault, fetch,
-};
+pub(crate) use fetch::{BlockSource, Progress, SourceError, fetch};
 pub(crate) use layout::{WantedParts, blocks_for, metadata_blocks};
 pub(crate) use local::{LocalModel, find_local, model_roots};
-pub(crate) use manifest::{
-    BlockPlace, FileManifest, MANIFEST_BYTES_MAX, Manifest, ManifestCache, ManifestError,
-    ManifestFormatError,
-};
-pub(crate) use partial::{PartialError, PartialModel, VerifiedBlock};
+pub(crate) use manifest::{Manifest, ManifestCache};
+pub(crate) use partial::PartialModel;
 
 #[cfg(test)]
 mod tests;

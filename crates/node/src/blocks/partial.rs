@@ -162,10 +162,6 @@ impl PartialModel {
         &self.paths[0]
     }
 
-    pub(crate) fn digest(&self) -> Digest {
-        self.digest
-    }
-
     pub(crate) fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use motley_engine::{EngineOptions, LayerSet, Model};
-use motley_gateway::{ClusterState, Health};
+use motley_gateway::{ClusterState, Health, Series};
 use motley_ring::{
     Addresses, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
     CoordinatorOptions, CoordinatorOutput, Deployment, DeploymentMember, Epoch, Hello, LossReason,
@@ -21,6 +21,8 @@ use motley_ring::{
 use super::dial::{DialError, open_edges};
 use super::door::Door;
 use super::room::Sizes;
+use super::roster::RosterWatch;
+use super::series;
 use super::shelf::Shelf;
 use super::split::{self, Split};
 use super::stages::{Stage, Stages};
@@ -29,7 +31,7 @@ pub(crate) use super::view::View;
 use super::wire::MessageConnection;
 use crate::blocks::Manifest;
 use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, LoadFailure, Standby};
-use crate::identity::{self, Standing, StateFolder};
+use crate::identity::{self, StateFolder};
 use crate::stage::{self, Arrival, EdgePlace, Links};
 use crate::terminal;
 use crate::transport::{Closer, Endpoint, Listener};
@@ -39,9 +41,6 @@ const SETTLE: Duration = Duration::from_millis(300);
 
 /// How long a node that failed is left out before it is tried again.
 const PENANCE: Duration = Duration::from_secs(30);
-
-/// How often the member list is read again, so that a removed node goes at once.
-const ROSTER_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Messages that wait to be written to one node at most; one that is further behind is cut off.
 const MESSAGES_WAITING_MAX: usize = 256;
@@ -134,6 +133,11 @@ impl ClusterHead {
     pub(crate) fn view(&self) -> View {
         self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// What is measured here.
+    pub(crate) fn series(&self) -> Vec<Series> {
+        series::of(&self.view().cluster, self.listener.counters())
+    }
 }
 
 impl Drop for ClusterHead {
@@ -168,7 +172,7 @@ fn own_addresses(bound: std::net::SocketAddr) -> Addresses {
 /// A node with a control connection.
 pub(super) struct Session {
     outbox: SyncSender<ControlMessage>,
-    closer: Closer,
+    pub(super) closer: Closer,
 }
 
 /// The head's own part of a deployment that is not in force yet.
@@ -207,7 +211,7 @@ pub(super) struct Control {
     /// Whom the deployment in force, or the one under way, is for.
     pub(super) dealt_to: Option<BTreeSet<NodeId>>,
     pub(super) shunned: BTreeMap<NodeId, Duration>,
-    pub(super) roster_read: Duration,
+    pub(super) roster: RosterWatch,
     pub(super) serving: Option<Duties>,
     pub(super) progress: BTreeMap<NodeId, (u64, u64)>,
     pub(super) activity: BTreeMap<NodeId, Pace>,
@@ -241,6 +245,7 @@ impl Control {
         };
         let mut coordinator = Coordinator::new(options, Duration::ZERO);
         coordinator.joined(hello, Duration::ZERO).expect("a head accepts itself");
+        let roster = RosterWatch::new(&plan.folder);
         Self {
             replan_at: Some(Duration::ZERO),
             plan,
@@ -258,7 +263,7 @@ impl Control {
             commit_when_free: false,
             dealt_to: None,
             shunned: BTreeMap::new(),
-            roster_read: Duration::ZERO,
+            roster,
             serving: None,
             progress: BTreeMap::new(),
             activity: BTreeMap::new(),
@@ -382,30 +387,6 @@ impl Control {
         self.replan_at = Some(now + SETTLE);
     }
 
-    /// Removed nodes lose their connections at once.
-    fn look_at_roster(&mut self, now: Duration) {
-        if now < self.roster_read + ROSTER_INTERVAL {
-            return;
-        }
-        self.roster_read = now;
-        for (node, session) in &self.sessions {
-            let id = identity::NodeId::from_bytes(node.0);
-            if self.plan.endpoint.standing(&id) != Standing::Member {
-                session.closer.close();
-            }
-        }
-        let over: Vec<NodeId> = self
-            .shunned
-            .iter()
-            .filter(|(_, until)| now >= **until)
-            .map(|(node, _)| *node)
-            .collect();
-        for node in over {
-            self.shunned.remove(&node);
-            self.replan_at.get_or_insert(now);
-        }
-    }
-
     /// Deals the layers out to the nodes that are there, if those are others than before.
     fn deal(&mut self, now: Duration) {
         let there: BTreeSet<NodeId> = self
@@ -413,7 +394,7 @@ impl Control {
             .members()
             .keys()
             .copied()
-            .filter(|node| !self.shunned.contains_key(node))
+            .filter(|node| !self.shunned.contains_key(node) && !self.roster.is_drained(node))
             .collect();
         if there.len() <= self.plan.nodes_awaited && self.dealt_to.is_none() {
             let missing = self.plan.nodes_awaited + 1 - there.len();

@@ -9,6 +9,8 @@ mod door;
 mod head;
 mod member;
 mod room;
+mod roster;
+mod series;
 mod shelf;
 mod split;
 mod stages;

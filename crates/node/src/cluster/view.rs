@@ -87,6 +87,7 @@ impl Control {
             _ if self.shunned.contains_key(&node) => {
                 "left out: it could not take its part".to_owned()
             }
+            _ if self.roster.is_drained(&node) && layers.is_empty() => "drained".to_owned(),
             _ if !layers.is_empty() || (own && self.serving.is_some()) => "serving".to_owned(),
             _ => "idle".to_owned(),
         };

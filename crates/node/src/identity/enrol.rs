@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::authority::{
     Authority, AuthorityError, NODE_NAME_CHARACTERS_MAX, NodePublicKey, check_name, public_key,
 };
-use super::ids::{ClusterId, NodeId};
+use super::ids::ClusterId;
 use super::members::{MemberList, MembersError};
 use super::token::{JoinToken, Secret};
 use super::token_book::{Rejection, TokenBook};
@@ -150,10 +150,6 @@ impl Applicant {
         Ok(Self { key, name: name.to_owned() })
     }
 
-    pub(crate) fn node_id(&self) -> NodeId {
-        public_key(&self.key).node_id()
-    }
-
     pub(crate) fn key_der(&self) -> &[u8] {
         self.key.serialized_der()
     }
@@ -235,10 +231,6 @@ fn verify_signature(key: &NodePublicKey, signed: &[u8], signature: &[u8]) -> Res
 }
 
 impl EnrolRequest {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = header(REQUEST_MAGIC);
         bytes.extend(self.secret.as_bytes());
@@ -393,7 +385,7 @@ mod tests {
         let applicant = Applicant::new("nas").unwrap();
         let request = applicant.request(&token).unwrap().encode();
         let grant = cluster.answer(&request, NOW).unwrap();
-        assert_eq!(grant.members.standing(&applicant.node_id()), Standing::Member);
+        assert_eq!(grant.members.standing(&public_key(&applicant.key).node_id()), Standing::Member);
         assert_eq!(&grant.authority, cluster.authority.certificate());
         assert_eq!(cluster.answer(&request, NOW), Err(Refusal::Used));
     }

@@ -59,6 +59,8 @@ pub(crate) struct Member {
     pub(crate) added_unix_s: u64,
     /// Whether it was put out again.
     pub(crate) removed: bool,
+    /// Whether it is to get no layers, though it stays a member.
+    pub(crate) drained: bool,
 }
 
 /// What the list says about a device.
@@ -91,6 +93,8 @@ struct MemberEntry {
     name: String,
     added_unix_s: u64,
     removed: bool,
+    #[serde(default)]
+    drained: bool,
 }
 
 impl MemberList {
@@ -125,7 +129,13 @@ impl MemberList {
             self.members.remove(position);
         }
         let name = self.free_name(name);
-        self.members.push(Member { id, name, added_unix_s: now_unix_s, removed: false });
+        self.members.push(Member {
+            id,
+            name,
+            added_unix_s: now_unix_s,
+            removed: false,
+            drained: false,
+        });
         self.revision += 1;
         Ok(())
     }
@@ -138,6 +148,19 @@ impl MemberList {
         };
         member.removed = true;
         self.revision += 1;
+        Ok(())
+    }
+
+    /// Says whether a present member is to get no layers.
+    pub(crate) fn drain(&mut self, id: &NodeId, drained: bool) -> Result<(), MembersError> {
+        let found = self.members.iter_mut().find(|member| member.id == *id && !member.removed);
+        let Some(member) = found else {
+            return Err(MembersError::Unknown { name: id.short() });
+        };
+        if member.drained != drained {
+            member.drained = drained;
+            self.revision += 1;
+        }
         Ok(())
     }
 
@@ -161,6 +184,7 @@ impl MemberList {
             name: member.name.clone(),
             added_unix_s: member.added_unix_s,
             removed: member.removed,
+            drained: member.drained,
         };
         let members = self.members.iter().map(entry).collect();
         let file = ListFile { revision: self.revision, members };
@@ -178,6 +202,7 @@ impl MemberList {
                 name: entry.name,
                 added_unix_s: entry.added_unix_s,
                 removed: entry.removed,
+                drained: entry.drained,
             }),
             Err(source) => Err(MembersError::Id { text: entry.id, source }),
         };
@@ -279,6 +304,24 @@ mod tests {
         assert!(list.remove(&id(1)).is_err(), "it is already out");
         list.add(id(1), "nas", 7).unwrap();
         assert_eq!(list.standing(&id(1)), Standing::Member);
+    }
+
+    #[test]
+    fn a_drained_member_stays_one_until_it_is_removed() {
+        let mut list = MemberList::default();
+        list.add(id(1), "nas", 5).unwrap();
+        list.drain(&id(1), true).unwrap();
+        assert_eq!(list.revision(), 2);
+        list.drain(&id(1), true).unwrap();
+        assert_eq!(list.revision(), 2, "nothing has changed");
+        assert_eq!(list.standing(&id(1)), Standing::Member);
+        assert_eq!(MemberList::from_json(&list.to_json()).unwrap(), list);
+        list.remove(&id(1)).unwrap();
+        assert!(list.drain(&id(1), false).is_err(), "it is out");
+        list.add(id(1), "nas", 7).unwrap();
+        assert!(!list.members()[0].drained, "who joins again gets layers again");
+        let older = br#"{"revision":1,"members":[]}"#;
+        assert!(MemberList::from_json(older).is_ok());
     }
 
     #[test]

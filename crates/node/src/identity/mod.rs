@@ -4,8 +4,6 @@
 //! Start at [`Identity::load_or_create_cluster`] for the first device of a cluster, and at
 //! [`Applicant`] for every other.
 
-#![allow(dead_code, unused_imports, reason = "the commands of a cluster, which follow, use it")]
-
 mod authority;
 mod clock;
 mod enrol;
@@ -16,15 +14,18 @@ mod node;
 mod token;
 mod token_book;
 
-pub(crate) use authority::{Authority, AuthorityError, NODE_NAME_CHARACTERS_MAX, check_name};
-pub(crate) use clock::{RELEASED_UNIX_S, trusted_unix_s};
+#[cfg(test)]
+pub(crate) use clock::RELEASED_UNIX_S;
+pub(crate) use clock::trusted_unix_s;
 pub(crate) use enrol::{
     Applicant, ENROL_REQUEST_BYTES_MAX, EnrolError, EnrolRequest, GRANT_BYTES_MAX, Grant,
     MessageError, Refusal, decode_answer, encode_answer, enrol,
 };
 pub(crate) use folder::{StateError, StateFolder};
-pub(crate) use ids::{ClusterId, IdError, NodeId};
+pub(crate) use ids::{ClusterId, NodeId};
 pub(crate) use members::{Member, MemberList, MembersError, Roster, Standing};
 pub(crate) use node::{Identity, IdentityError, authority_id, host_name, node_of, verify_leaf};
-pub(crate) use token::{JoinToken, Secret, TokenAddress, TokenError};
+#[cfg(test)]
+pub(crate) use token::Secret;
+pub(crate) use token::{JoinToken, TokenAddress};
 pub(crate) use token_book::{Invitation, InvitationState, TokenBook, TokenBookError};

@@ -207,7 +207,10 @@ impl Backend for EngineBackend {
             prefix_hit_tokens: state.prefix_hit_tokens,
             preemptions: 0,
             migrations: BTreeMap::new(),
-            more: Vec::new(),
+            more: match &self.place {
+                Place::Cluster(head) => head.series(),
+                Place::Alone { .. } => Vec::new(),
+            },
         }
     }
 

@@ -13,7 +13,7 @@ use super::endpoint::Endpoint;
 use super::handshake::{HandshakeError, WELCOME, complete, read_more};
 use super::socket::{Bounded, Deadline, is_timeout, prepare};
 use super::verifiers::{WrongCluster, WrongNode};
-use crate::identity::{NodeId, TokenAddress, node_of};
+use crate::identity::{NodeId, TokenAddress};
 
 /// TLS wants a name; members are known by their keys, and this one is neither sent nor compared.
 const NAME: &str = "member.motley.invalid";
@@ -140,9 +140,7 @@ pub(crate) fn connect(
             Err(error) => return Err(failed(HandshakeError::Io(error))),
         }
     }
-    let certificate = tls.peer_certificates().and_then(|chain| chain.first());
-    let peer = certificate.and_then(node_of);
-    Ok(Connection::new(stream, tls, peer))
+    Ok(Connection::new(stream, tls))
 }
 
 /// Opens a connection up to where TLS is ready on this side.

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use super::limits;
 use super::socket::{Limit, is_timeout};
-use crate::identity::NodeId;
 
 /// Why nothing was received.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +56,6 @@ pub(crate) struct Connection {
 struct Shared {
     stream: TcpStream,
     tls: Mutex<rustls::Connection>,
-    peer: Option<NodeId>,
 }
 
 impl Shared {
@@ -68,13 +66,9 @@ impl Shared {
 
 impl Connection {
     /// A connection whose handshake is complete.
-    pub(super) fn new(
-        stream: TcpStream,
-        mut tls: rustls::Connection,
-        peer: Option<NodeId>,
-    ) -> Self {
+    pub(super) fn new(stream: TcpStream, mut tls: rustls::Connection) -> Self {
         tls.set_buffer_limit(Some(limits::SEND_CHUNK_BYTES));
-        let shared = Arc::new(Shared { stream, tls: Mutex::new(tls), peer });
+        let shared = Arc::new(Shared { stream, tls: Mutex::new(tls) });
         let receiver = Receiver {
             shared: Arc::clone(&shared),
             raw: vec![0; limits::RECEIVE_CHUNK_BYTES],
@@ -84,11 +78,6 @@ impl Connection {
         let sender =
             Sender { shared: Arc::clone(&shared), encrypted: Vec::new(), limit: Limit::default() };
         Self { shared, receiver, sender }
-    }
-
-    /// The member on the other side; nothing for an applicant.
-    pub(crate) fn peer(&self) -> Option<NodeId> {
-        self.shared.peer
     }
 
     /// Where the other side is.
@@ -124,10 +113,6 @@ impl Closer {
     pub(crate) fn close(&self) {
         // It may be closed already, which is what is wanted.
         let _ = self.0.stream.shutdown(Shutdown::Both);
-    }
-
-    pub(crate) fn peer(&self) -> Option<NodeId> {
-        self.0.peer
     }
 }
 
@@ -165,10 +150,6 @@ impl Receiver {
                 Err(error) => return Err(ReceiveError::Broken(error)),
             }
         }
-    }
-
-    pub(crate) fn peer(&self) -> Option<NodeId> {
-        self.shared.peer
     }
 
     /// Decrypts what waits into `buffer` until that is full or nothing waits, and tells how many

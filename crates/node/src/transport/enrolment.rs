@@ -100,7 +100,7 @@ fn ask(
     let config = applicant_client(token.cluster, now_unix_s)
         .map_err(|error| super::connect::of_handshake(HandshakeError::Tls(error), address))?;
     let (stream, tls) = open(address, config, deadline)?;
-    let mut connection = Connection::new(stream, tls, None);
+    let mut connection = Connection::new(stream, tls);
     send_message(&mut connection, request)?;
     let answer = receive_message(&mut connection, GRANT_BYTES_MAX)?.map_err(EnrolError::from)?;
     Ok(decode_answer(&answer).map_err(EnrolError::from)?.map_err(EnrolError::from)?)

@@ -44,10 +44,8 @@ pub(super) fn receive_visitor(
     prepare(&stream).map_err(|_| RefusedBecause::Gone)?;
     let deadline = Deadline::after(limits::HANDSHAKE_TIMEOUT);
     match greet(&mut Bounded { stream: &stream, deadline }, endpoint) {
-        Ok((tls, None)) => Ok(Arrival::Applicant(Connection::new(stream, tls, None))),
-        Ok((tls, Some(node))) => {
-            Ok(Arrival::Member(Connection::new(stream, tls, Some(node)), node))
-        }
+        Ok((tls, None)) => Ok(Arrival::Applicant(Connection::new(stream, tls))),
+        Ok((tls, Some(node))) => Ok(Arrival::Member(Connection::new(stream, tls), node)),
         Err(because) => {
             say_goodbye(&stream);
             Err(because)

@@ -59,7 +59,7 @@ pub(crate) struct Listener {
 
 struct Door {
     endpoint: Arc<Endpoint>,
-    counters: Arc<Counters>,
+    counters: Counters,
     handler: Box<dyn Fn(Arrival) + Send + Sync>,
     stopped: AtomicBool,
     /// Visitors that have not shown yet who they are, by address.
@@ -80,7 +80,7 @@ impl Listener {
         let address = listener.local_addr().map_err(bind)?;
         let door = Arc::new(Door {
             endpoint,
-            counters: Arc::new(Counters::default()),
+            counters: Counters::default(),
             handler: Box::new(handler),
             stopped: AtomicBool::new(false),
             visitors: Mutex::new(BTreeMap::new()),
@@ -98,8 +98,9 @@ impl Listener {
         self.address
     }
 
-    pub(crate) fn counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.door.counters)
+    /// Who came since the start.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.door.counters
     }
 }
 

@@ -4,7 +4,6 @@
 //! An [`Endpoint`] is what a device shows and whom it believes. [`Listener`] lets others in,
 //! [`connect`] goes to them; both give a [`Connection`], which splits into a [`Receiver`] and a
 //! [`Sender`] for two threads. Every wait has a limit.
-#![allow(dead_code, unused_imports, reason = "the commands of a cluster, which follow, use it")]
 
 mod addresses;
 mod connect;
@@ -22,10 +21,10 @@ pub(crate) use addresses::own_addresses;
 pub(crate) use connect::{ConnectError, connect};
 pub(crate) use connection::{Closer, Connection, ReceiveError, Receiver, SendError, Sender};
 pub(crate) use counters::{Counters, RefusedBecause};
-pub(crate) use endpoint::{Clock, Endpoint, EndpointError, MemberCheck};
-pub(crate) use enrolment::{JoinError, ServeApplicantError, join, serve_applicant};
+pub(crate) use endpoint::{Clock, Endpoint, MemberCheck};
+pub(crate) use enrolment::{join, serve_applicant};
 pub(crate) use limits::CLUSTER_PORT;
-pub(crate) use listener::{Arrival, ListenError, Listener};
+pub(crate) use listener::{Arrival, Listener};
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Sockets with a limit on every wait.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 

@@ -146,3 +146,27 @@ fn blocks_are_a_thousandth_of_a_model_within_limits() {
     let manifest = Manifest::of_files(&[path], |_, _| {}).unwrap();
     assert_eq!(manifest.block_bytes(), 64 << 10);
 }
+
+#[test]
+fn what_does_not_fit_into_a_frame_is_refused_before_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.gguf");
+    // Its bytes take no place on the disk; nothing reads them.
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(600 << 30).unwrap();
+    let mut read = 0;
+    let made = Manifest::of_files(&[path], |done, _| read = done);
+    assert!(matches!(made, Err(ManifestError::TooLarge)), "{made:?}");
+    assert_eq!(read, 0);
+}
+
+#[test]
+fn the_length_of_an_encoding_is_known_before_it_is_made() {
+    let fixture = Fixture::new();
+    for block_bytes in [1 << 10, 64 << 10] {
+        let paths = [fixture.origin.clone()];
+        let manifest = Manifest::of_files_in(Some(block_bytes), &paths, |_, _| {}).unwrap();
+        let lengths: Vec<u64> = manifest.files().iter().map(|file| file.bytes).collect();
+        assert_eq!(encoded_bytes(&lengths, block_bytes), manifest.encode().len() as u64);
+    }
+}

@@ -15,7 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use motley_model::{GgufWriter, MetadataValue, ModelDirectory, TensorType, Value};
 use tempfile::TempDir;
 
+use super::fetch::FetchError;
 use super::layout::{bytes_of, tensors};
+use super::manifest::{ManifestError, ManifestFormatError, encoded_bytes};
+use super::partial::PartialError;
 use super::*;
 
 const LAYERS: u32 = 8;

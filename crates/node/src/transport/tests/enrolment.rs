@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::identity::{EnrolError, IdentityError, JoinToken, Refusal, Secret};
+use crate::transport::enrolment::{JoinError, ServeApplicantError};
 
 /// A cluster whose door answers applicants.
 struct Cluster {
