@@ -114,8 +114,10 @@ fn devices_are_listed_without_a_head() {
     let state = outer.path().join("state");
     with_state(&["init", "--name", "nas"], &state);
     let output = run(&["nodes", "--state", state.to_str().unwrap(), NO_HEAD[0], NO_HEAD[1]]);
-    expect![[r"
-    "]]
+    expect![[r#"
+        device      id        added     state  layers  round trip  address
+        nas (this)  ########  just now  -      -       -           -
+    "#]]
     .assert_eq(&without_ids(&stdout(&output)));
     assert!(stderr(&output).contains("no answer from http://127.0.0.1:1/cluster"));
     let listed = with_state(&["nodes", "ls", "--json", NO_HEAD[0], NO_HEAD[1]], &state);
@@ -170,8 +172,11 @@ fn devices_that_cannot_be_put_out_are_named() {
     check_failure(
         &["nodes", "--state", &text],
         &[],
-        &expect![[r"
-        "]],
+        &expect![[r#"
+            exit 3
+            motley: this device has no cluster yet
+            hint: begin one with motley init, or enter one with motley join
+        "#]],
     );
     with_state(&["init", "--name", "nas"], &state);
     add_member(&state, "laptop", 'a');
@@ -179,14 +184,23 @@ fn devices_that_cannot_be_put_out_are_named() {
     check_failure(
         &["nodes", "rm", "laptop", "mac", "--state", &text],
         &[],
-        &expect![[r"
-        "]],
+        &expect![[r#"
+            exit 3
+            motley: no member is called 'mac'; `motley nodes` lists them
+        "#]],
     );
-    assert!(with_state(&["nodes", "--json", NO_HEAD[0], NO_HEAD[1]], &state).contains("false"));
+    let listed = with_state(&["nodes", "--json", NO_HEAD[0], NO_HEAD[1]], &state);
+    let json: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(
+        (&json["nodes"][1]["name"], &json["nodes"][1]["removed"]),
+        (&"laptop".into(), &false.into())
+    );
     check_failure(
         &["nodes", "rm", "nas", "--state", &text],
         &[],
-        &expect![[r"
-        "]],
+        &expect![[r#"
+            exit 4
+            motley: nas is this device, which the cluster cannot spare
+        "#]],
     );
 }
