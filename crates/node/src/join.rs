@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::cluster::{Member, MemberOptions, SessionEnd};
+use crate::discovery::{self, AnnouncedHead, Scope};
 use crate::failure::{Failure, Kind};
 use crate::identity::{
     Identity, JoinToken, Roster, Standing, StateFolder, TokenAddress, host_name, trusted_unix_s,
@@ -21,8 +22,8 @@ use crate::identity::{
 use crate::loading;
 use crate::memory;
 use crate::run::{LayoutName, WeightsPlace};
-use crate::terminal;
-use crate::transport::{self, Endpoint};
+use crate::terminal::{self, Table};
+use crate::transport::{self, Endpoint, JoinError};
 
 /// The file that keeps where the head was found.
 const HEADS_FILE: &str = "heads";
@@ -123,14 +124,14 @@ fn enter(
     arguments: &Arguments,
     folder: &StateFolder,
 ) -> Result<(Identity, Vec<TokenAddress>), Failure> {
-    let token = match &arguments.place {
+    let mut token = match &arguments.place {
         Some(text) if text.starts_with("motley") && !text.contains(':') => {
             Some(JoinToken::from_str(text).map_err(|error| Failure::new(Kind::Usage, error))?)
         }
         _ => None,
     };
     let known = Identity::load(folder)?;
-    let identity = match (known, &token) {
+    let identity = match (known, &mut token) {
         (Some(identity), Some(token)) if identity.cluster() != token.cluster => {
             let error = anyhow::anyhow!(
                 "this device belongs to cluster {}, the token is of cluster {}",
@@ -144,10 +145,12 @@ fn enter(
         (None, Some(token)) => {
             let name = arguments.name.clone().unwrap_or_else(host_name);
             let now = trusted_unix_s(SystemTime::now());
-            transport::join(token, &name, folder, now)
-                .map_err(|error| Failure::new(Kind::Refused, error))?
+            join_anew(token, &name, folder, now)?
         }
         (None, None) => {
+            if arguments.place.is_none() {
+                show_announced();
+            }
             let error = anyhow::anyhow!("this device has not joined a cluster yet");
             return Err(Failure::new(Kind::NotFound, error)
                 .hint("motley token new on the device that serves makes a token for motley join"));
@@ -166,6 +169,64 @@ fn enter(
     let lines: Vec<String> = heads.iter().map(ToString::to_string).collect();
     folder.write(HEADS_FILE, lines.join("\n").as_bytes())?;
     Ok((identity, heads))
+}
+
+/// Joins a cluster with a token. If nobody answers where the token says, the head may have moved:
+/// then the token's addresses become those at which its cluster announces itself.
+fn join_anew(
+    token: &mut JoinToken,
+    name: &str,
+    folder: &StateFolder,
+    now: u64,
+) -> Result<Identity, Failure> {
+    let refused = |error| Failure::new(Kind::Refused, error);
+    let error = match transport::join(token, name, folder, now) {
+        Ok(identity) => return Ok(identity),
+        Err(error) => error,
+    };
+    let absent = match &error {
+        JoinError::Connect(error) => error.is_absence(),
+        error => matches!(error, JoinError::NoAddress),
+    };
+    if !absent {
+        return Err(refused(error));
+    }
+    let found = discovery::addresses_of(token.cluster, &token.addresses);
+    if found.is_empty() {
+        return Err(refused(error).hint(format!(
+            "tried {}; motley token new --address HOST, on the device that serves, makes a token \
+             with another address; motley serve --lan lets itself be found",
+            in_words(&token.addresses)
+        )));
+    }
+    let (tried, there) = (in_words(&token.addresses), in_words(&found));
+    terminal::note(&format!("nobody answers at {tried}, but its cluster is at {there}\n"));
+    token.addresses = found;
+    transport::join(token, name, folder, now).map_err(refused)
+}
+
+fn in_words(addresses: &[TokenAddress]) -> String {
+    let words: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    if words.is_empty() { "no address".to_owned() } else { words.join(", ") }
+}
+
+/// Lists the heads that can be heard; which of them is the right one only a token says.
+fn show_announced() {
+    let found = discovery::search(Scope::Lan, discovery::PATIENCE, None);
+    let heads = found.unwrap_or_default();
+    if heads.is_empty() {
+        return terminal::note("no device announces itself on this network\n");
+    }
+    terminal::note(&format!("on this network:\n{}", announced_table(&heads)));
+}
+
+fn announced_table(heads: &[AnnouncedHead]) -> String {
+    let mut table = Table::new(["device", "cluster", "address"]);
+    for head in heads {
+        let addresses: Vec<String> = head.addresses.iter().map(ToString::to_string).collect();
+        table.row([head.name.clone(), head.cluster.short(), addresses.join(" ")]);
+    }
+    table.render()
 }
 
 fn kept_heads(folder: &StateFolder) -> Vec<TokenAddress> {
@@ -210,4 +271,30 @@ fn options(
         residency: arguments.weights.residency(),
         named,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::ClusterId;
+
+    #[test]
+    fn heads_that_announce_themselves_are_listed_with_their_clusters() {
+        let head = |name: &str, seed: u8, addresses: &[&str]| AnnouncedHead {
+            name: name.to_owned(),
+            cluster: ClusterId::from_bytes([seed; 32]),
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        };
+        let heads = [
+            head("desk", 0xa1, &["192.168.1.5:11556", "[2001:db8::5]:11556"]),
+            head("nas", 0xb2, &["192.168.1.9:11556"]),
+        ];
+        expect_test::expect![[r#"
+            device  cluster                                 address
+            desk    a1a1a1a1  192.168.1.5:11556 [2001:db8::5]:11556
+            nas     b2b2b2b2                      192.168.1.9:11556
+        "#]]
+        .assert_eq(&announced_table(&heads));
+        assert_eq!(in_words(&[]), "no address");
+    }
 }

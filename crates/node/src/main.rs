@@ -13,6 +13,7 @@ mod bench;
 mod blocks;
 mod cluster;
 mod completions;
+mod discovery;
 mod driver;
 mod failure;
 mod identity;

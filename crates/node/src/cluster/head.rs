@@ -30,8 +30,9 @@ use super::view::Pace;
 pub(crate) use super::view::View;
 use super::wire::MessageConnection;
 use crate::blocks::Manifest;
+use crate::discovery::{self, Announcement, DiscoveryError, Scope};
 use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, LoadFailure, Standby};
-use crate::identity::{self, StateFolder};
+use crate::identity::{self, Identity, StateFolder};
 use crate::stage::{self, Arrival, EdgePlace, Links};
 use crate::terminal;
 use crate::transport::{Closer, Endpoint, Listener};
@@ -82,6 +83,8 @@ pub(super) enum Event {
 pub(crate) struct ClusterHead {
     events: Sender<Event>,
     view: Arc<Mutex<View>>,
+    /// That others on the network hear of it.
+    announcement: Option<Announcement>,
     thread: Option<JoinHandle<()>>,
     // Closed last, so that nobody knocks at a thread that has ended.
     listener: Listener,
@@ -121,12 +124,22 @@ impl ClusterHead {
         let addresses = own_addresses(listener.address());
         let control = move || Control::new(plan, outlets, addresses).run(&inbox);
         let thread = thread::Builder::new().name("cluster".to_owned()).spawn(control)?;
-        Ok(Self { events, view, thread: Some(thread), listener })
+        Ok(Self { events, view, announcement: None, thread: Some(thread), listener })
     }
 
     /// Where other devices knock.
     pub(crate) fn address(&self) -> std::net::SocketAddr {
         self.listener.address()
+    }
+
+    /// Tells the local network that it is there, as long as it lives.
+    ///
+    /// # Errors
+    /// When this system has no sockets for it.
+    pub(crate) fn announce(&mut self, identity: &Identity) -> Result<(), DiscoveryError> {
+        let port = self.listener.address().port();
+        self.announcement = Some(discovery::announce(Scope::Lan, identity, port)?);
+        Ok(())
     }
 
     /// What others may see.

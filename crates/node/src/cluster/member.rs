@@ -29,11 +29,12 @@ use crate::blocks::{
     BlockSource, DISK_RESERVE_BYTES_DEFAULT, Disk, Manifest, PartialModel, WantedParts, blocks_for,
     fetch, find_local, metadata_blocks, model_roots,
 };
+use crate::discovery;
 use crate::failure::{Failure, Kind};
 use crate::identity::{self, StateFolder, TokenAddress};
 use crate::stage::{EdgeError, EdgePlace, MemberPlan, MemberStage, Reports};
 use crate::terminal;
-use crate::transport::{Endpoint, Listener, connect};
+use crate::transport::{ConnectError, Connection, Endpoint, Listener, connect};
 
 /// How long opening the connection to the head may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -167,7 +168,7 @@ impl Member {
         Ok(end)
     }
 
-    fn reach_head(&self) -> Result<crate::transport::Connection, Failure> {
+    fn reach_head(&self) -> Result<Connection, Failure> {
         let mut last = None;
         for address in &self.options.heads {
             match connect(address, None, &self.options.endpoint, CONNECT_TIMEOUT) {
@@ -175,10 +176,23 @@ impl Member {
                 Err(error) => last = Some(error),
             }
         }
+        let absent = last.as_ref().is_none_or(ConnectError::is_absence);
+        if absent && let Some(connection) = self.reach_announced_head() {
+            return Ok(connection);
+        }
         Err(match last {
-            Some(error) => Failure::new(Kind::Failed, error),
-            None => Failure::usage("no address of a head is known")
-                .hint("motley join TOKEN, with a token of motley token new"),
+            Some(error) => Failure::new(Kind::Failed, error)
+                .hint("motley join ADDRESS tries another; motley serve --lan lets itself be found"),
+            None => Failure::usage("no address of a head is known, and none announces itself")
+                .hint("motley join ADDRESS, with the address of the device that serves"),
+        })
+    }
+
+    /// Tries where heads of this cluster say that they are now.
+    fn reach_announced_head(&self) -> Option<Connection> {
+        let cluster = self.options.endpoint.identity().cluster();
+        discovery::addresses_of(cluster, &self.options.heads).iter().find_map(|address| {
+            connect(address, None, &self.options.endpoint, CONNECT_TIMEOUT).ok()
         })
     }
 

@@ -14,6 +14,7 @@ mod node;
 mod token;
 mod token_book;
 
+pub(crate) use authority::check_name;
 #[cfg(test)]
 pub(crate) use clock::RELEASED_UNIX_S;
 pub(crate) use clock::trusted_unix_s;

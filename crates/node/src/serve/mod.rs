@@ -130,7 +130,11 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
         nodes_awaited: wish.nodes_awaited,
         engine: engine.clone(),
     };
-    let head = ClusterHead::start(plan, wish.address, Arc::clone(&driver), shelf)?;
+    let mut head = ClusterHead::start(plan, wish.address, Arc::clone(&driver), shelf)?;
+    if let Some(Err(error)) = wish.announced.then(|| head.announce(&identity)) {
+        // Tokens have addresses, so nobody depends on it.
+        terminal::note(&format!("{:#}\n", anyhow::Error::from(error)));
+    }
     let words =
         format!("devices join at {}; motley token new on this device invites them", head.address());
     let parts = Parts { model, vocabulary, driver, place: Place::Cluster(head) };

@@ -39,6 +39,8 @@ pub(super) struct Settings {
 #[derive(Debug)]
 pub(super) struct ClusterWish {
     pub(super) address: SocketAddr,
+    /// Whether the local network is to hear of it.
+    pub(super) announced: bool,
     pub(super) state: Option<PathBuf>,
     pub(super) nodes_awaited: usize,
     pub(super) split: Split,
@@ -112,6 +114,7 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
     };
     Ok(Some(ClusterWish {
         address: SocketAddr::new(host, arguments.cluster_port),
+        announced: arguments.lan,
         state: arguments.state.clone(),
         nodes_awaited: arguments.nodes,
         split: arguments.split.clone(),

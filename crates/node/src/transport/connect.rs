@@ -109,6 +109,21 @@ pub(crate) enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// Whether nobody of the cluster was met there, so that it may be found elsewhere.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(
+            self,
+            Self::Resolve { .. }
+                | Self::Unreachable { .. }
+                | Self::Timeout { .. }
+                | Self::Broken { .. }
+                | Self::NotMotley { .. }
+                | Self::WrongCluster { .. }
+        )
+    }
+}
+
 fn who(ours: bool, address: &TokenAddress) -> String {
     if ours { "this device".to_owned() } else { address.to_string() }
 }

@@ -22,7 +22,7 @@ pub(crate) use connect::{ConnectError, connect};
 pub(crate) use connection::{Closer, Connection, ReceiveError, Receiver, SendError, Sender};
 pub(crate) use counters::{Counters, RefusedBecause};
 pub(crate) use endpoint::{Clock, Endpoint, MemberCheck};
-pub(crate) use enrolment::{join, serve_applicant};
+pub(crate) use enrolment::{JoinError, join, serve_applicant};
 pub(crate) use limits::CLUSTER_PORT;
 pub(crate) use listener::{Arrival, Listener};
 

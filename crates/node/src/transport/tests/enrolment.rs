@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::identity::{EnrolError, IdentityError, JoinToken, Refusal, Secret};
-use crate::transport::enrolment::{JoinError, ServeApplicantError};
+use crate::transport::enrolment::ServeApplicantError;
 
 /// A cluster whose door answers applicants.
 struct Cluster {
