@@ -21,15 +21,21 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long one client's checks may take.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// Requests that schemathesis tries per route.
-const EXAMPLES: &str = "15";
+/// Requests that schemathesis draws per route, beside those that cover each field.
+const EXAMPLES: &str = "8";
+
+/// Tokens of a slot for the clients, whose prompts are real.
+const CONTEXT: &str = "2048";
+
+/// Tokens of a slot for schemathesis, which lets answers be as long as they can.
+const SHORT_CONTEXT: &str = "128";
 
 /// Installs the clients, starts a server and lets each of them at it.
 pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
     let folder = workplace.root.join("clients");
     let python = python_clients(workplace, &folder)?;
     let node = node_clients(workplace, &folder)?;
-    let server = Server::start(workplace)?;
+    let server = Server::start(workplace, CONTEXT)?;
     let job = |label| Job { label, limit: CLIENT_LIMIT, hint: "the client's output tells why" };
     for script in ["openai_python.py", "others.py"] {
         let mut client = server.client(&python.join("python"));
@@ -45,11 +51,13 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
     } else {
         eprintln!("   there is no npm here: the Node client is left out");
     }
+    drop(server);
+    let server = Server::start(workplace, SHORT_CONTEXT)?;
     let mut schemathesis = server.client(&python.join("schemathesis"));
     schemathesis.arg("run").arg(workplace.root.join("crates/gateway/openapi.json"));
     schemathesis.args(["--url", &server.url, "--max-examples", EXAMPLES, "--seed", "1"]);
     schemathesis.args(["--checks", "not_a_server_error,response_schema_conformance"]);
-    schemathesis.args(["--phases", "examples,coverage,fuzzing", "--no-color"]);
+    schemathesis.args(["--phases", "coverage,fuzzing", "--request-timeout", "60", "--no-color"]);
     let log = workplace.logs.join("schemathesis.log");
     process::log(schemathesis, &log, &job("schemathesis"), String::new)?;
     Ok(Outcome::Passed)
@@ -106,12 +114,12 @@ struct Server {
 }
 
 impl Server {
-    fn start(workplace: &Workplace) -> Result<Self> {
+    fn start(workplace: &Workplace, context: &str) -> Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let log = fs::File::create(workplace.logs.join("serve.log"))?;
         let mut motley = Command::new(workplace.target.join("release").join("motley"));
         motley.arg("serve").arg(SMOLLM2.path(workplace));
-        motley.args(["-np", "4", "-c", "2048", "-t", "1", "--port", &address.port().to_string()]);
+        motley.args(["-np", "8", "-c", context, "-t", "1", "--port", &address.port().to_string()]);
         motley.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = motley.spawn().context("cannot start motley serve")?;
         let mut server = Self { url: format!("http://{address}"), child };
