@@ -44,11 +44,8 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("highs", &["motley-planner"]),
     ("libc", &["motley", "motley-engine", "motley-ggml"]),
     ("llama-cpp-sys-2", &["motley-ggml"]),
-<<<<<<< HEAD
     ("llguidance", &["motley"]),
-=======
     ("mdns-sd", &["motley"]),
->>>>>>> 056bbdf (Let heads announce themselves on the local network, as a hint where to knock)
     ("memmap2", &["motley-ggml"]),
     ("minijinja", &["motley-model"]),
     ("minijinja-contrib", &["motley-model"]),
