@@ -342,6 +342,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn tools_are_told_where_a_template_drops_them() {
+        let check = |system: bool, roles: &[motley_gateway::Role], expected: &[&str]| {
+            let tool = motley_gateway::ToolDefinition {
+                name: "sun".to_owned(),
+                description: None,
+                parameters: "{}".to_owned(),
+                strict: false,
+            };
+            let message =
+                |role| ChatMessage { role, content: "x".to_owned(), ..Default::default() };
+            let prompt = ChatPrompt {
+                messages: roles.iter().copied().map(message).collect(),
+                tools: vec![tool],
+                add_generation_prompt: true,
+                variables: Default::default(),
+            };
+            let mut abilities = ChatTemplate::chatml().abilities();
+            (abilities.system, abilities.tools) = (system, false);
+            let told = Conversation::from_prompt(&prompt, abilities);
+            let lines: Vec<String> = told
+                .messages
+                .iter()
+                .map(|message| {
+                    let content = message["content"].as_str().unwrap();
+                    let tells = content.contains("\"name\":\"sun\"");
+                    let keeps = content.ends_with('x');
+                    format!("{} {tells} {keeps}", message["role"].as_str().unwrap())
+                })
+                .collect();
+            assert_eq!(lines, expected);
+        };
+        use motley_gateway::Role::{System, User};
+        check(true, &[User], &["system true false", "user false true"]);
+        check(true, &[System, User], &["system true true", "user false true"]);
+        check(false, &[User], &["user true true"]);
+    }
+
+    #[test]
     fn days_have_their_dates() {
         // Right-hand sides are the output of `date -u -d @SECONDS`.
         for (seconds, date) in [

@@ -44,7 +44,7 @@ impl CallStyle {
     }
 
     /// The text that opens a call, if there is one.
-    pub(super) fn opening(self) -> Option<&'static str> {
+    pub(in crate::serve) fn opening(self) -> Option<&'static str> {
         self.markers().first().copied()
     }
 

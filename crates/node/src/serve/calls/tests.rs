@@ -164,6 +164,21 @@ fn a_call_that_is_too_long_is_text() {
     assert_eq!(found, [format!("text {endless:?}")]);
 }
 
+#[test]
+fn templates_tell_the_style() {
+    for (template, style) in [
+        (None, CallStyle::Bare),
+        (Some("{{ messages }}"), CallStyle::Bare),
+        (Some("return <tool_call>\n{\"name\": ..}\n</tool_call>"), CallStyle::Tagged),
+        (Some("<tool_call>\n<function=example>\n</function>"), CallStyle::Bare),
+        (Some("[TOOL_CALLS] {{ calls }}"), CallStyle::Listed),
+        (Some("{{ '{\"name\": ' }} {{ '\"parameters\": ' }}"), CallStyle::Parameters),
+        (Some("<|python_tag|>"), CallStyle::Parameters),
+    ] {
+        assert_eq!(CallStyle::of_template(template), style, "{template:?}");
+    }
+}
+
 const STYLES: [CallStyle; 4] =
     [CallStyle::Tagged, CallStyle::Listed, CallStyle::Parameters, CallStyle::Bare];
 

@@ -17,7 +17,7 @@ use motley_ggml::{Token, Vocabulary};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::grammar::Grammar;
-use super::matcher::{FormMatcher, problem};
+use super::matcher::{FormMatcher, Opening, problem};
 use crate::driver::Constrainer;
 
 /// How long a grammar may take to compile, waiting for a worker included.
@@ -96,11 +96,12 @@ impl Compiler {
         grammar: Grammar,
     ) -> Result<Box<dyn Constrainer>, Refusal> {
         let kept = self.shared.kept().find(grammar.text());
+        let opening = grammar.opening().map(|text| self.shared.opening(text));
         let matcher = match kept {
             Some(matcher) => matcher,
             None => self.compile(grammar).await?,
         };
-        Ok(Box::new(FormMatcher::new(matcher, self.shared.logits)))
+        Ok(Box::new(FormMatcher::new(matcher, self.shared.logits, opening)))
     }
 
     async fn compile(&self, grammar: Grammar) -> Result<Arc<Matcher>, Refusal> {
@@ -142,6 +143,15 @@ impl Compiler {
 impl Shared {
     fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An opening, which may be a control token of the vocabulary.
+    fn opening(&self, text: &'static str) -> Opening {
+        let token = match self.vocabulary.tokenize(text, false, true).as_deref() {
+            Ok([token]) => Some(*token),
+            _ => None,
+        };
+        Opening { text, token }
     }
 
     fn factory(&self) -> Result<&ParserFactory, Refusal> {

@@ -18,6 +18,8 @@ pub(in crate::serve) struct Grammar {
     /// Where the schemas have an `oneOf`, whose parts are only seen to overlap when they are
     /// compiled.
     one_of: Option<String>,
+    /// The text that the form follows, as often as it occurs; otherwise it is the whole answer.
+    opening: Option<&'static str>,
 }
 
 impl Grammar {
@@ -37,7 +39,7 @@ impl Grammar {
     }
 
     fn of_json(schema: &Json, one_of: Option<String>) -> Self {
-        Self { text: format!("start: %json {schema}\n"), one_of }
+        Self { text: format!("start: %json {schema}\n"), one_of, opening: None }
     }
 
     /// Calls of tools, written as the model's template writes them.
@@ -50,24 +52,65 @@ impl Grammar {
             None => String::new(),
             Some(between) => format!(" ({} call){{0,{}}}", quote(between), CALLS_IN_A_ROW_MAX - 1),
         };
-        let mut text = format!("start: call{repeat}\n");
+        let mut grammar =
+            Self { text: format!("start: call{repeat}\n"), one_of: None, opening: None };
+        grammar.add_calls(tools, style, |_| true)?;
+        Ok(grammar)
+    }
+
+    /// Calls in free text whose arguments are to be exact for tools that ask for it. Only for styles
+    /// with an opening that does not occur otherwise; elsewhere nothing is forced.
+    ///
+    /// # Errors
+    /// When the schema of a strict tool's arguments uses what cannot be forced.
+    pub(super) fn of_strict_calls(
+        tools: &ToolUse,
+        style: CallStyle,
+    ) -> Result<Option<Self>, Refusal> {
+        let opening = style.opening().filter(|_| style == CallStyle::Tagged);
+        let strict = tools.tools.iter().any(|tool| tool.strict);
+        let Some(opening) = opening.filter(|_| strict) else { return Ok(None) };
+        let mut grammar =
+            Self { text: "start: call\n".to_owned(), one_of: None, opening: Some(opening) };
+        grammar.add_calls(tools, style, |tool| tool.strict)?;
+        Ok(Some(grammar))
+    }
+
+    /// Adds a rule for every tool that may be called. Arguments of tools that are not `exact` are
+    /// any object.
+    fn add_calls(
+        &mut self,
+        tools: &ToolUse,
+        style: CallStyle,
+        exact: impl Fn(&ToolDefinition) -> bool,
+    ) -> Result<(), Refusal> {
         let mut names = Vec::new();
-        let mut one_of = None;
         for (index, tool) in tools.tools.iter().enumerate() {
             if !is_eligible(tool, &tools.choice) {
                 continue;
             }
-            let pointer = format!("/{index}/function/parameters");
-            let arguments = schema::read_arguments(&tool.parameters, &pointer)?;
-            one_of = one_of.or_else(|| find_one_of(&arguments, &pointer));
+            let arguments = if exact(tool) {
+                let pointer = format!("/{index}/function/parameters");
+                let arguments = schema::read_arguments(&tool.parameters, &pointer)?;
+                self.one_of = self.one_of.take().or_else(|| find_one_of(&arguments, &pointer));
+                arguments
+            } else {
+                schema::any_object()
+            };
             let (before, after) = style.around_arguments(&tool.name);
-            let (before, after) = (quote(&before), quote(after));
+            let before = before.strip_prefix(self.opening.unwrap_or_default()).unwrap_or(&before);
+            let (before, after) = (quote(before), quote(after));
             // Writing to a string does not fail.
-            let _ = writeln!(text, "call{index}: {before} %json {arguments} {after}");
+            let _ = writeln!(self.text, "call{index}: {before} %json {arguments} {after}");
             names.push(format!("call{index}"));
         }
-        let _ = writeln!(text, "call: {}", names.join(" | "));
-        Ok(Self { text, one_of })
+        let _ = writeln!(self.text, "call: {}", names.join(" | "));
+        Ok(())
+    }
+
+    /// The text that the form follows, if it is not the whole answer.
+    pub(super) fn opening(&self) -> Option<&'static str> {
+        self.opening
     }
 
     /// The text.

@@ -26,11 +26,13 @@ pub(super) fn forced(
     request: &GenerationRequest,
     style: CallStyle,
 ) -> Result<Option<Grammar>, Refusal> {
-    let tools = request.tools.as_ref().filter(|tools| tools.choice != ToolChoice::Auto);
+    let tools = request.tools.as_ref();
     let grammar = match (tools, &request.constraint) {
-        (Some(tools), _) => Grammar::of_calls(tools, style)?,
-        (None, Constraint::JsonObject) => Grammar::of_any_object(),
-        (None, Constraint::JsonSchema { schema, .. }) => Grammar::of_schema(schema)?,
+        (Some(tools), _) if tools.choice != ToolChoice::Auto => Grammar::of_calls(tools, style)?,
+        (_, Constraint::JsonObject) => Grammar::of_any_object(),
+        (_, Constraint::JsonSchema { schema, .. }) => Grammar::of_schema(schema)?,
+        // Text stays free, so that nothing below concerns it.
+        (Some(tools), Constraint::Free) => return Grammar::of_strict_calls(tools, style),
         (None, Constraint::Free) => return Ok(None),
     };
     let endless =

@@ -15,7 +15,9 @@ use motley_gateway::{ToolDefinition, ToolUse};
 use serde_json::Value as Json;
 
 use super::compiler::{self, Kept, KeptGrammar, TokenBytes};
+use super::matcher::{FormMatcher, Opening};
 use super::*;
+use crate::driver::Constrainer as _;
 
 /// The token that ends an answer; those before it are bytes.
 const END: u32 = 256;
@@ -215,6 +217,49 @@ fn calls_are_written_as_the_model_writes_them() {
         r#"schema at /1/function/parameters/properties/a/if: the keyword "if" cannot be forced"#
     ]]
     .assert_eq(&refusal.to_string());
+}
+
+/// Takes a text byte by byte; where it stops being allowed, if it does.
+fn take(form: &mut FormMatcher, text: &str) -> Option<usize> {
+    for (at, byte) in text.bytes().enumerate() {
+        let allowed = form.allowed().unwrap();
+        if allowed.is_some_and(|mask| !mask.is_allowed(i32::from(byte))) {
+            return Some(at);
+        }
+        form.accept(i32::from(byte)).unwrap();
+    }
+    None
+}
+
+#[test]
+fn strict_calls_in_free_text_are_exact() {
+    let factory = made_factory();
+    let strict =
+        |name: &str, parameters: &str| ToolDefinition { strict: true, ..tool(name, parameters) };
+    let once = r#"{"properties": {"at": {"const": 1}}, "required": ["at"]}"#;
+    let tools = ToolUse {
+        tools: vec![strict("sun", once), tool("rain", r#"{"not": {}}"#)],
+        choice: ToolChoice::Auto,
+        parallel: true,
+    };
+    assert_eq!(Grammar::of_strict_calls(&tools, CallStyle::Bare).unwrap(), None);
+    let grammar = Grammar::of_strict_calls(&tools, CallStyle::Tagged).unwrap().unwrap();
+    let matcher = std::sync::Arc::new(compile(&factory, &grammar).unwrap());
+    // The token of the whole opening, and one with a byte behind it.
+    let tokens = END as usize + 1 + LONGER.len();
+    let opening = Opening { text: "<tool_call>", token: Some(END as i32 + 5) };
+    let form = || FormMatcher::new(std::sync::Arc::clone(&matcher), tokens, Some(opening));
+
+    let sun = "<tool_call>\n{\"name\": \"sun\", \"arguments\": {\"at\": 1}}\n</tool_call>";
+    let rain = "<tool_call>\n{\"name\": \"rain\", \"arguments\": {\"any\": 2}}\n</tool_call>";
+    let answer = ["Look, <tool! ", sun, "and <<", rain, " done"].concat();
+    assert_eq!(take(&mut form(), &answer), None);
+    let wrong = sun.replace('1', "2");
+    assert_eq!(take(&mut form(), &wrong), wrong.find('2'));
+
+    let mut form = form();
+    form.accept(END as i32 + 5).unwrap();
+    assert_eq!(take(&mut form, "\n{\"name\": \"moon"), Some(11));
 }
 
 #[test]
