@@ -4,9 +4,9 @@
 //! and draws randomness only from the seed in [`Budget`]. Start at [`plan`]; then [`CostModel`].
 //!
 //! `problem` is the question and the answer, `cost` PLANNER 1.3, 2, 3.7, 3.9 and 8.2, `dispatch` leads
-//! from method to search. Places kept for the searches: `latency` (Halda published, MILP, exact,
-//! device choice), `load` (partition, slots, roles, genetic, Pareto, waiting, baselines), `explain`,
-//! `export`. A search sees `problem` and `cost`, never another search.
+//! from method to search, `waiting` 4.5 and 6.1 for all of them. Searches: `latency` (Halda published,
+//! MILP, exact, device choice), `load` (partition, slots, roles, genetic, Pareto, baselines). Then
+//! `explain`, `export`. A search sees `problem`, `cost` and `waiting`, never another search.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ mod export;
 mod latency;
 mod load;
 mod problem;
+mod waiting;
 
 pub use cost::{
     CostModel, DiskModel, Fit, GpuShare, MemoryBudget, MemoryDemand, Pass, RingDevice, RingLoad,
@@ -31,10 +32,10 @@ pub use explain::{
 };
 pub use export::{Export, ExportCommand, ExportTarget, export};
 pub use load::{
-    Congestion, EmptyStages, Partition, PartitionCosts, congestion, partition_by_bottleneck,
-    partition_under_floor, state_dependent_wait,
+    EmptyStages, Partition, PartitionCosts, partition_by_bottleneck, partition_under_floor,
 };
 pub use problem::{
     Budget, BudgetUse, IterationRepair, LimitKind, Method, Objective, PlanError, PlanOptions,
     PlanOutcome, Problem, Quality, Reason, Remedy, Shortage, WaitingModel,
 };
+pub use waiting::{Congestion, congestion, state_dependent_wait};

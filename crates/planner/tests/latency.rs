@@ -138,6 +138,20 @@ fn without_streaming_the_refusal_says_what_would_help() {
     };
     assert!(needed > available);
     assert_eq!(remedies.first(), Some(&Remedy::AllowStreaming));
+    // As much RAM as is told makes it fit, in the device it is told for.
+    let ram = remedies.iter().find_map(|remedy| match remedy {
+        Remedy::AddRam { device, bytes } => Some((*device, *bytes)),
+        _ => None,
+    });
+    let (device, bytes) = ram.expect("RAM helps");
+    let mut spec = home().to_spec();
+    let mut larger = spec.devices[device.index()].to_spec();
+    larger.memory.ram_total_bytes += bytes;
+    larger.memory.ram_available_bytes += bytes;
+    spec.devices[device.index()] = DeviceProfile::new(larger).expect("valid");
+    let options = PlanOptions { allow_streaming: false, ..PlanOptions::full() };
+    let cluster = Cluster::new(spec).expect("valid");
+    outcome(&problem(cluster, "qwen2.5-72b-q4_k_m", options), Method::Halda);
 }
 
 #[test]

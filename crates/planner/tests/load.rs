@@ -338,3 +338,80 @@ fn a_spent_budget_says_so() {
     let error = plan(&case, Method::Pareto, Budget { evaluations: 3, ..Budget::DEFAULT });
     assert_eq!(error, Err(PlanError::BudgetExhausted { evaluations: 3 }));
 }
+
+/// One slot on one device: the same waiting by the same formula, whoever planned it.
+#[test]
+fn waiting_means_the_same_in_every_method() {
+    for waiting in [WaitingModel::Congestion, WaitingModel::Concurrency] {
+        for interval in [0.5, 600.0] {
+            let spec = workload(576.0, 588.0, interval);
+            let spec = WorkloadSpec { speed_floor_tok_per_s: None, ..spec };
+            let options = PlanOptions { waiting, slots_max: 1, ..PlanOptions::full() };
+            let mut case = problem("e2llm-4", "llama-3-8b-q4_k_m", spec, options);
+            case.options.excluded = (1..4).map(DeviceId::new).collect();
+            for method in [Method::Halda, Method::HaldaPaper, Method::BestSingleDevice] {
+                let outcome = solve(&case, method);
+                let predicted = outcome.plan.predicted();
+                let service = predicted.ttft_s.value() + 588.0 * predicted.tpot_s.value();
+                let behind = (service - interval).max(0.0);
+                let requests = f64::from(case.workload.requests);
+                let own = if waiting == WaitingModel::Congestion && behind == 0.0 {
+                    0.0
+                } else {
+                    service
+                };
+                let expected = (requests - 1.0) * behind + own;
+                let found = predicted.max_wait_s.value();
+                assert!(
+                    (found - expected).abs() <= 1e-6 * expected,
+                    "{method:?} {waiting:?} every {interval} s: {found} {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// A device without work says why, and a role what its best alternative is worth.
+#[test]
+fn load_plans_say_why_devices_rest_and_what_other_roles_are_worth() {
+    let mut case = problem("e2llm-4", "llama-3-8b-q4_k_m", workload(576.0, 588.0, 60.0), paper());
+    case.options = PlanOptions::full();
+    case.objective = Objective::Throughput;
+    let mut spec = case.cluster.to_spec();
+    // The last device holds a few layers only, and every way is far too slow for a prompt.
+    let mut small = spec.devices[3].to_spec();
+    small.memory.ram_available_bytes = Bytes::new(1 << 30);
+    for gpu in &mut small.gpus {
+        gpu.usable_bytes = Bytes::new(1 << 30);
+    }
+    spec.devices[3] = DeviceProfile::new(small).expect("valid");
+    if let Some(link) = spec.links.default.as_mut() {
+        link.bytes_per_s = BytesPerSecond::new(1e5).expect("a rate");
+    }
+    for group in &mut spec.links.groups {
+        group.link.bytes_per_s = BytesPerSecond::new(1e5).expect("a rate");
+    }
+    case.cluster = Cluster::new(spec).expect("valid");
+    let outcome = solve(&case, Method::Pareto);
+    let used = outcome.plan.devices_used();
+    let mut left = Vec::new();
+    for reason in &outcome.reasons {
+        match reason {
+            Reason::LeftOut { device, gain, hop_cost, .. } => {
+                assert!(!used.contains(device));
+                assert!(hop_cost > gain || *gain == Seconds::ZERO, "{reason:?}");
+                left.push(*device);
+            }
+            Reason::RoleChosen { next_best: Some(other), .. } => {
+                assert!(*other <= outcome.objective_value * (1.0 + 1e-9), "{reason:?}");
+            }
+            _ => {}
+        }
+    }
+    left.sort_unstable();
+    let idle: Vec<DeviceId> = case.cluster.ids().filter(|id| !used.contains(id)).collect();
+    assert!(!idle.is_empty());
+    assert_eq!(left, idle);
+    let told = |reason: &Reason| matches!(reason, Reason::RoleChosen { next_best: Some(_), .. });
+    assert!(outcome.reasons.iter().any(told));
+}

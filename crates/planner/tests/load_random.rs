@@ -208,6 +208,69 @@ fn more_memory_more_bandwidth_or_one_device_more_never_hurts() {
     }
 }
 
+fn times(value: BytesPerSecond, factor: f64) -> BytesPerSecond {
+    rate(value.value() * factor)
+}
+
+/// Everything that takes time takes a `factor`-th of it.
+fn hastened(case: &Problem, factor: f64) -> Problem {
+    let shorter = |time: Seconds| s(time.value() / factor);
+    let processor = |of: &mut ProcessorSpec| {
+        for flops in of.flops_per_s.values_mut() {
+            *flops = FlopsPerSecond::new(flops.value() * factor).expect("a rate");
+        }
+        of.read_bytes_per_s = times(of.read_bytes_per_s, factor);
+        for time in [&mut of.kv_copy_s, &mut of.layer_overhead_s, &mut of.token_overhead_s] {
+            *time = shorter(*time);
+        }
+        assert!(of.layer_tables.is_empty() && of.head_tables.is_empty());
+    };
+    let mut fast = with_devices(case, |_, device| {
+        device.step_overhead_s = shorter(device.step_overhead_s);
+        processor(&mut device.cpu);
+        for gpu in &mut device.gpus {
+            gpu.copy_bytes_per_s = times(gpu.copy_bytes_per_s, factor);
+            processor(&mut gpu.processor);
+        }
+    });
+    let mut spec = fast.cluster.to_spec();
+    let link = spec.links.default.as_mut().expect("uniform");
+    *link = Link { bytes_per_s: times(link.bytes_per_s, factor), rtt_s: shorter(link.rtt_s) };
+    fast.cluster = Cluster::new(spec).expect("valid");
+    let mut workload = case.workload.to_spec();
+    let floor = workload.speed_floor_tok_per_s.expect("drawn").value() * factor;
+    workload.speed_floor_tok_per_s = TokensPerSecond::new(floor).ok();
+    match &mut workload.arrivals {
+        Arrivals::Fixed { interval_s } | Arrivals::Poisson { interval_s } => {
+            *interval_s = shorter(*interval_s);
+        }
+        Arrivals::Trace { .. } => panic!("none is drawn"),
+    }
+    fast.workload = Workload::new(workload).expect("valid");
+    fast
+}
+
+#[test]
+fn where_everything_is_faster_every_time_is_shorter_by_as_much() {
+    let mut solved = 0;
+    for seed in 0..20 {
+        let draw = &mut Draw(3000 + seed);
+        let count = 2 + draw.below(4) as usize;
+        let mut case = problem(draw, count, MODELS[seed as usize % 3]);
+        for (objective, longer) in [(Objective::Waiting, true), (Objective::Throughput, false)] {
+            case.objective = objective;
+            let Ok(slow) = plan(&case, Method::Pareto, Budget::DEFAULT) else { continue };
+            let fast = plan(&hastened(&case, 4.0), Method::Pareto, Budget::DEFAULT);
+            let fast = fast.expect("nothing but time has changed");
+            let factor = if longer { 4.0 } else { 0.25 };
+            let (a, b) = (slow.objective_value, fast.objective_value * factor);
+            assert!((a - b).abs() <= 1e-6 * a, "seed {seed} {objective:?}: {a} {b}");
+            solved += 1;
+        }
+    }
+    assert!(solved >= 20, "{solved}");
+}
+
 #[test]
 fn rates_add_up_and_hand_overs_stay_between_the_right_replicas() {
     for seed in 0..30 {

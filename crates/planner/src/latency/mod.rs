@@ -29,6 +29,7 @@ use motley_cluster::Plan;
 use crate::problem::{
     Budget, BudgetUse, Method, Objective, PlanError, PlanOutcome, Problem, Quality, Reason,
 };
+use crate::waiting::{Demand, Goal, Sums};
 
 use build::Trim;
 use instance::Instance;
@@ -94,21 +95,18 @@ fn solve(problem: &Problem, budget: Budget) -> Result<Solved, PlanError> {
     Err(refuse::refusal(problem, &instance, &scope, budget))
 }
 
-/// The plan's value in the objective's unit.
+/// The plan's value in the objective's unit, as load plans count it: one slot, one request at a time.
 fn objective_value(problem: &Problem, plan: &Plan) -> f64 {
-    let predicted = plan.predicted();
-    let generated = problem.workload.generated_tokens.mean;
-    let service = predicted.ttft_s.value() + predicted.tpot_s.value() * generated;
-    match problem.objective {
-        Objective::Latency => predicted.tpot_s.value(),
-        Objective::FinishingTime => service,
-        Objective::Waiting => predicted.max_wait_s.value(),
-        Objective::Throughput => predicted.throughput_tok_per_s.value(),
-        Objective::Goodput => {
-            let workload = &problem.workload;
-            let late = workload.ttft_limit_s.is_some_and(|limit| predicted.ttft_s > limit)
-                || workload.tpot_limit_s.is_some_and(|limit| predicted.tpot_s > limit);
-            if late { 0.0 } else { 1.0 / service }
-        }
+    let (predicted, workload) = (plan.predicted(), &problem.workload);
+    let late = workload.ttft_limit_s.is_some_and(|limit| predicted.ttft_s > limit)
+        || workload.tpot_limit_s.is_some_and(|limit| predicted.tpot_s > limit);
+    if late && problem.objective == Objective::Goodput {
+        return 0.0;
     }
+    let demand = Demand::of(workload);
+    let goal = Goal { objective: problem.objective, waiting: problem.options.waiting };
+    let (ttft, tpot) = (predicted.ttft_s.value(), predicted.tpot_s.value());
+    let sums = Sums::one_at_a_time(&demand, goal, (ttft, tpot));
+    let devices = plan.devices_used().len() as f64;
+    goal.value(&demand.key(goal, &sums, [ttft, tpot, devices]))
 }

@@ -15,6 +15,7 @@ use crate::cost::{
     CostModel, Fit, GpuShare, MemoryBudget, Site, StageShape, pass_energy, stage_demand, stage_fit,
 };
 use crate::problem::Problem;
+use crate::waiting::{Demand, Goal, Sums};
 
 /// A device whose real layers exceed its memory although mean layers would not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,22 +216,18 @@ fn replica_prediction(
 fn prediction(problem: &Problem, instance: &Instance, best: &Assignment) -> PlanPrediction {
     let workload = &problem.workload;
     let (tpot, ttft) = (time(instance, best.token), time_to_first_token(problem, instance, best));
-    let service = ttft.value() + tpot.value() * workload.generated_tokens.mean;
-    let interval = workload.arrivals.mean_interval().value();
-    // One request after another, as a fluid: what comes faster than it is served piles up.
-    let behind = f64::from(workload.requests - 1) * (service - interval).max(0.0);
-    let piles_up = interval > 0.0;
-    let (wait, max_wait) = if piles_up { (behind / 2.0, behind) } else { (0.0, 0.0) };
-    let decode = 1.0 / tpot.value();
-    let demanded = workload.generated_tokens.mean / interval.max(1e-9);
+    let demand = Demand::of(workload);
+    let goal = Goal { objective: problem.objective, waiting: problem.options.waiting };
+    let sums = Sums::one_at_a_time(&demand, goal, (ttft.value(), tpot.value()));
+    let wait = |wait: f64| Seconds::new(wait).expect("a wait is a time");
     PlanPrediction {
         ttft_s: ttft,
         tpot_s: tpot,
-        wait_s: Seconds::new(wait).expect("a wait is a time"),
-        max_wait_s: Seconds::new(max_wait).expect("a wait is a time"),
+        wait_s: wait(demand.wait(&sums, goal.waiting)),
+        max_wait_s: wait(demand.wait_max(&sums, goal.waiting)),
         prefill_tok_per_s: prefill_rate(problem, instance, best),
-        decode_tok_per_s: rate(decode),
-        throughput_tok_per_s: rate(decode.min(demanded)),
+        decode_tok_per_s: rate(1.0 / tpot.value()),
+        throughput_tok_per_s: rate(demand.throughput(&sums)),
         energy_j_per_token: energy(problem, instance, best),
     }
 }

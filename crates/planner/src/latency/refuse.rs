@@ -1,12 +1,18 @@
 //! Why there is no latency plan, and what would help.
 
-use motley_cluster::{Bytes, DeviceId, KvType, Workload, WorkloadSpec};
+use motley_cluster::{Bytes, Cluster, DeviceId, DeviceProfile, KvType, Workload, WorkloadSpec};
 
 use super::build::{self, Trim, layer_kv_bytes};
 use super::instance::Instance;
 use super::search::{Scope, search};
 use crate::cost::MemoryBudget;
 use crate::problem::{Budget, PlanError, Problem, Remedy, Shortage};
+
+/// Memory is sold in modules of this size.
+const RAM_STEP: Bytes = Bytes::new(8 << 30);
+
+/// Sizes tried beyond what is short in sum.
+const RAM_STEPS_MAX: u64 = 4;
 
 /// The refusal of a problem whose search found nothing.
 pub(super) fn refusal(
@@ -89,11 +95,40 @@ fn remedies(problem: &Problem, scope: &Scope) -> Vec<Remedy> {
         && needed > available
     {
         let short = needed.saturating_sub(available);
+        found.extend(more_ram(problem, scope, short));
         found.push(Remedy::AddDevice { bytes: short });
         let file_bytes = problem.model.file_bytes().saturating_sub(short);
         found.push(Remedy::SmallerModel { file_bytes });
     }
     found
+}
+
+/// The least RAM, in steps as it is sold, that makes a plan possible in one device.
+fn more_ram(problem: &Problem, scope: &Scope, short: Bytes) -> Option<Remedy> {
+    let first = short.count().div_ceil(RAM_STEP.count()).max(1);
+    (first..first + RAM_STEPS_MAX).find_map(|steps| {
+        let bytes = RAM_STEP.times(steps);
+        let fits = |device: &&usize| {
+            let larger = with_ram(problem, **device, bytes);
+            larger.is_some_and(|changed| solvable(&changed, Budget::DEFAULT))
+        };
+        let device = *scope.devices.iter().find(fits)?;
+        Some(Remedy::AddRam { device: DeviceId::new(device as u16), bytes })
+    })
+}
+
+/// With more RAM in one device; `None` where memory is soldered to the GPU.
+fn with_ram(problem: &Problem, device: usize, bytes: Bytes) -> Option<Problem> {
+    let mut spec = problem.cluster.to_spec();
+    let mut larger = spec.devices[device].to_spec();
+    if larger.unified_memory {
+        return None;
+    }
+    larger.memory.ram_total_bytes += bytes;
+    larger.memory.ram_available_bytes += bytes;
+    spec.devices[device] = DeviceProfile::new(larger).ok()?;
+    let cluster = Cluster::new(spec).ok()?;
+    Some(Problem { cluster, ..problem.clone() })
 }
 
 fn with_workload(problem: &Problem, change: impl FnOnce(&mut WorkloadSpec)) -> Option<Problem> {

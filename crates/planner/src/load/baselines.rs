@@ -6,7 +6,7 @@ use super::grouping::{Library, RoleRule};
 use super::pareto;
 use super::replica::{Choice, Wanted, choices, prescribed};
 use super::setting::{Batch, Load, Setting, TypeId};
-use super::waiting::{Key, WORST, compare};
+use crate::waiting::{Key, WORST, compare};
 
 /// Steps of local search after which `hexgen2-like` gives up.
 const LOCAL_STEPS: usize = 40;

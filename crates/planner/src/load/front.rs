@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::replica::{Choice, Choices};
 use super::setting::Setting;
-use super::waiting::{Key, Sums, WORST, compare};
+use crate::waiting::{Key, Sums, WORST, compare};
 
 /// Replicas chosen so far, shared between the plans that begin alike.
 #[derive(Debug)]
@@ -90,13 +90,31 @@ impl<T> Offer<T> {
 
 /// Drops offers that another covers, and thins the rest to `most` if there are more.
 pub(super) fn reduce<T>(mut offers: Vec<Offer<T>>, most: usize) -> Vec<Offer<T>> {
-    offers.sort_by(Offer::order);
+    offers.sort_unstable_by(Offer::order);
     let mut kept: Vec<Offer<T>> = Vec::new();
+    // Most slots with at least so much decoding among those kept, which have no less prefill:
+    // decoding falls, slots rise. Whoever is under a step of these stairs is covered.
+    let mut stairs: Vec<(f64, f64)> = Vec::new();
     for offer in offers {
-        // The latest kept are the most alike, so they are asked first.
-        if !kept.iter().rev().any(|other| other.beats(&offer)) {
-            kept.push(offer);
+        let (decode, slots) = (offer.sums.decode, offer.sums.slots);
+        let place = stairs.partition_point(|(other, _)| *other >= decode);
+        let covered = place > 0 && stairs[place - 1].1 >= slots;
+        if covered {
+            // The same sums count once more only where they are reached better otherwise.
+            let same = |other: &&Offer<T>| other.sums == offer.sums;
+            let twins = kept.iter().rev().take_while(same);
+            if kept.last().is_none_or(|last| last.sums != offer.sums)
+                || twins.into_iter().any(|twin| twin.beats(&offer))
+            {
+                continue;
+            }
+        } else {
+            // The new step takes away those that it covers.
+            let from = stairs.partition_point(|(other, _)| *other > decode);
+            let covers = stairs[from..].iter().take_while(|(_, other)| *other <= slots).count();
+            stairs.splice(from..from + covers, [(decode, slots)]);
         }
+        kept.push(offer);
     }
     if kept.len() <= most {
         return kept;

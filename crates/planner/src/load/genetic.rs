@@ -6,7 +6,7 @@ use super::front::Point;
 use super::grouping::{Library, RoleRule};
 use super::random::Random;
 use super::setting::TypeId;
-use super::waiting::{Key, WORST, compare};
+use crate::waiting::{Key, WORST, compare};
 
 const POPULATION: usize = 64;
 const GENERATIONS: usize = 150;

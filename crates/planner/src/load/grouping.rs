@@ -8,7 +8,7 @@ use motley_cluster::Role;
 use super::front::{Point, best, roles};
 use super::replica::{Choice, Choices, Wanted, choices};
 use super::setting::{Setting, TypeId};
-use super::waiting::{Key, WORST, compare};
+use crate::waiting::{Key, WORST, compare};
 
 /// How replicas get their roles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

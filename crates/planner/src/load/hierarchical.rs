@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use motley_cluster::DeviceId;
 
+use super::bounds::balanced;
 use super::front::{Chosen, Point, best, join};
 use super::grouping::RoleRule;
 use super::outcome::{Placed, outcome, place};
 use super::pareto;
 use super::setting::{Batch, Setting, TypeId};
-use super::waiting::{Goal, Sums, compare};
 use super::{evolve, shortage, wanted};
 use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem, Quality};
+use crate::waiting::{Goal, Sums, compare};
 
 /// Devices of one cell: enough for several replicas, few enough for an exact search in a blink.
 const CELL: usize = 8;
@@ -204,5 +205,5 @@ fn bound(setting: &Setting<'_>) -> f64 {
 /// Most requests per second if time is divided freely: those best at prefill in comparison do it.
 fn balance(types: &mut [(f64, f64)]) -> f64 {
     types.sort_by(|a, b| (b.0 * a.1).total_cmp(&(a.0 * b.1)));
-    pareto::balanced((0.0, 0.0), types.iter().copied())
+    balanced((0.0, 0.0), types.iter().copied())
 }

@@ -1,11 +1,12 @@
 //! Load planning: groups, roles and slots for many requests (PLANNER 2, 4 to 7).
 //!
 //! `setting` tabulates the problem; `split` and `replica` say what a group of devices can do;
-//! `front`, `grouping` and `waiting` what groups add up to; `pareto`, `genetic`, `hierarchical` and
+//! `front` and `grouping` what groups add up to, `bounds` what they cannot pass; `pareto`, `genetic`, `hierarchical` and
 //! `baselines` search; `outcome` builds the plan, `shortage` explains why there is none. Everything
 //! that is compared goes through the same choices, so methods differ by their search alone.
 
 mod baselines;
+mod bounds;
 mod front;
 mod genetic;
 mod grouping;
@@ -22,7 +23,6 @@ mod shortage;
 mod split;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
 use motley_cluster::DeviceId;
 
@@ -31,13 +31,12 @@ use self::grouping::{Library, RoleRule};
 use self::outcome::{outcome, place};
 use self::replica::{Choice, Wanted};
 use self::setting::Setting;
-use self::waiting::Key;
 use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem, Quality};
+use crate::waiting::Key;
 
 pub use partition::{
     EmptyStages, Partition, PartitionCosts, partition_by_bottleneck, partition_under_floor,
 };
-pub use waiting::{Congestion, congestion, state_dependent_wait};
 
 /// Devices up to which the genetic search is the default where the exact one is too large.
 const GENETIC_MAX: usize = 64;

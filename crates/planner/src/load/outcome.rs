@@ -13,9 +13,9 @@ use super::replica::{Body, Choice, hops};
 use super::ring::RingBody;
 use super::setting::Setting;
 use super::split::Split;
-use super::waiting::Sums;
 use crate::cost::{Fit, MemoryBudget, StageShape, stage_demand, stage_fit};
-use crate::problem::{BudgetUse, Method, PlanError, PlanOutcome, Quality, Shortage};
+use crate::problem::{BudgetUse, Method, Objective, PlanError, PlanOutcome, Quality, Shortage};
+use crate::waiting::Sums;
 
 /// A choice on real devices.
 #[derive(Debug, Clone)]
@@ -388,17 +388,19 @@ fn predict(
         }
     }
     let tpot = placed.iter().map(|placed| placed.choice.tpot).fold(0.0, f64::max);
-    let arriving =
-        if demand.interval > 0.0 { demand.generated / demand.interval } else { f64::INFINITY };
-    let served = demand.capacity(sums) * demand.generated;
+    // Whoever plans for latency plans one slot; a latency method's plan of it waits the same.
+    let shared = match setting.goal.objective {
+        Objective::Latency => &Sums::one_at_a_time(demand, setting.goal, (ttft, tpot)),
+        _ => sums,
+    };
     PlanPrediction {
         ttft_s: seconds(ttft),
         tpot_s: seconds(tpot),
-        wait_s: seconds(demand.wait(sums, setting.goal.waiting)),
-        max_wait_s: seconds(demand.wait_max(sums, setting.goal.waiting)),
+        wait_s: seconds(demand.wait(shared, setting.goal.waiting)),
+        max_wait_s: seconds(demand.wait_max(shared, setting.goal.waiting)),
         prefill_tok_per_s: rate(sums.prefill),
         decode_tok_per_s: rate(sums.decode),
-        throughput_tok_per_s: rate(served.min(arriving)),
+        throughput_tok_per_s: rate(demand.throughput(shared)),
         energy_j_per_token: None,
     }
 }

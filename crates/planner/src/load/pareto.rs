@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
+use super::bounds::{Bounds, Outside};
 use super::front::{Offer, Point, best, reduce};
-use super::replica::{Choices, Wanted, choices_beyond};
+use super::replica::{Beyond, Choices, Wanted, choices_beyond};
 use super::setting::{Setting, TypeId};
-use super::waiting::{Key, Sums};
+use crate::waiting::{Key, Sums};
 
 /// Most pairs of a set of devices and one of its subsets that an exact search is started for.
 pub(super) const PAIRS_MAX: f64 = 6e6;
@@ -52,9 +53,7 @@ pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) ->
         strides,
         fronts: vec![Vec::new(); states],
         options: vec![Rc::default(); states],
-        counts: counts.to_vec(),
-        potentials: (0..counts.len()).map(|kind| setting.potential(kind)).collect(),
-        known: f64::INFINITY,
+        bounds: Bounds::new(setting, counts),
     };
     table.fronts[0] = vec![Point::NOTHING];
     let mut complete = true;
@@ -76,37 +75,12 @@ pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) ->
     Searched { best: best(setting, &front), front, complete }
 }
 
-/// Most requests per second through both phases if devices divide their time freely. `done` is what
-/// is there already, `rates` what each device adds to either phase, best at prefill in comparison
-/// first.
-pub(super) fn balanced(done: (f64, f64), rates: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
-    let mut prefill = done.0;
-    let mut decode = done.1 + rates.clone().map(|(_, decode)| decode).sum::<f64>();
-    for (own_prefill, own_decode) in rates {
-        if prefill >= decode {
-            break;
-        }
-        if prefill + own_prefill >= decode - own_decode {
-            // This one divides its time: prefill + x·p = decode - x·d.
-            let part = (decode - prefill) / (own_prefill + own_decode);
-            return prefill + part * own_prefill;
-        }
-        prefill += own_prefill;
-        decode -= own_decode;
-    }
-    prefill.min(decode)
-}
-
 struct Table<'s, 'a> {
     setting: &'s Setting<'a>,
     strides: Vec<usize>,
     fronts: Vec<Vec<Point>>,
     options: Vec<Rc<Choices>>,
-    counts: Vec<usize>,
-    /// What one device of each type can add at most.
-    potentials: Vec<Sums>,
-    /// The best first entry of a key so far. With idle devices allowed every set's plan is a plan.
-    known: f64,
+    bounds: Bounds<'s, 'a>,
 }
 
 /// A plan of the rest and a choice of the block; block 0 leaves a device idle.
@@ -127,6 +101,7 @@ impl Table<'_, '_> {
 
     fn fill(&mut self, state: usize, set: &[usize], wanted: Wanted) {
         let first = set.iter().position(|count| *count > 0).unwrap_or(0);
+        let outside = self.bounds.outside(set);
         let mut offers: Vec<Offer<Origin>> = Vec::new();
         if self.setting.problem.options.allow_idle {
             let rest = state - self.strides[first];
@@ -142,20 +117,22 @@ impl Table<'_, '_> {
             if code != state {
                 self.offer(state - code, code, &mut offers);
                 if offers.len() > PENDING_MAX {
-                    offers = self.prune(set, offers);
+                    offers = self.prune(&outside, offers);
                 }
             }
             if !self.advance(&mut block, &mut code, set, first) {
                 break;
             }
         }
-        let kept = self.prune(set, offers);
+        let kept = self.prune(&outside, offers);
         let mut front: Vec<Point> = kept.iter().map(|offer| self.point(&offer.origin)).collect();
         // The set as one group counts only where parts of it do not do better.
         let group: Vec<TypeId> =
             set.iter().enumerate().flat_map(|(kind, count)| vec![kind; *count]).collect();
         let offered: Vec<Sums> = front.iter().map(|point| point.sums).collect();
-        let mut own = choices_beyond(self.setting, &group, wanted, &offered);
+        let worth = |sums: &Sums| self.bounds.worth(&outside, sums);
+        let beyond = Beyond { offered: &offered, worth: &worth };
+        let mut own = choices_beyond(self.setting, &group, wanted, beyond);
         own.retain(|choice| !offered.iter().any(|sums| sums.covers(&choice.sums)));
         let own = Rc::new(own);
         if !own.is_empty() {
@@ -165,7 +142,8 @@ impl Table<'_, '_> {
         let complete = best(self.setting, &front);
         let complete = complete.filter(|_| self.setting.problem.options.allow_idle);
         if let Some((key, _)) = complete {
-            self.known = self.known.min(key[0]);
+            // With idle devices allowed every set's plan is a plan.
+            self.bounds.learn(key[0]);
         }
         self.options[state] = own;
         self.fronts[state] = front;
@@ -173,48 +151,9 @@ impl Table<'_, '_> {
 
     /// Offers that no other covers and that may begin a better plan than the best so far: whoever
     /// cannot pass it, even if all devices outside the set did their best, is dropped.
-    fn prune(&self, set: &[usize], mut offers: Vec<Offer<Origin>>) -> Vec<Offer<Origin>> {
-        let (rest, rates) = (self.rest(set), self.rates(set));
-        let (goal, demand) = (self.setting.goal, &self.setting.demand);
-        offers.retain(|offer| {
-            let done = (offer.sums.prefill / demand.prompt, offer.sums.decode / demand.generated);
-            let capacity = balanced(done, rates.iter().copied());
-            demand.optimistic(goal, &offer.sums.plus(rest), capacity) <= self.known
-        });
+    fn prune(&self, outside: &Outside, mut offers: Vec<Offer<Origin>>) -> Vec<Offer<Origin>> {
+        offers.retain(|offer| self.bounds.worth(outside, &offer.sums));
         reduce(offers, usize::MAX)
-    }
-
-    /// What the devices outside a set can add at most.
-    fn rest(&self, set: &[usize]) -> Sums {
-        let mut sums = Sums::default();
-        for (kind, potential) in self.potentials.iter().enumerate() {
-            let left = (self.counts[kind] - set[kind]) as f64;
-            sums.prefill += left * potential.prefill;
-            sums.decode += left * potential.decode;
-            sums.slots += left * potential.slots;
-        }
-        sums
-    }
-
-    /// Requests per second that devices outside a set can add to either phase, by type, best at
-    /// prefill in comparison first.
-    fn rates(&self, set: &[usize]) -> Vec<(f64, f64)> {
-        let demand = &self.setting.demand;
-        let mut rates: Vec<(f64, f64)> = self
-            .potentials
-            .iter()
-            .enumerate()
-            .map(|(kind, potential)| {
-                let left = (self.counts[kind] - set[kind]) as f64;
-                (
-                    left * potential.prefill / demand.prompt,
-                    left * potential.decode / demand.generated,
-                )
-            })
-            .filter(|(prefill, _)| *prefill > 0.0)
-            .collect();
-        rates.sort_by(|a, b| (b.0 * a.1).total_cmp(&(a.0 * b.1)));
-        rates
     }
 
     /// Every plan of `rest` with every choice of the block.

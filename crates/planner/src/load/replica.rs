@@ -2,11 +2,12 @@
 
 use motley_cluster::Role;
 
+use super::bounds::{NEAR, slack};
 use super::ring;
 use super::setting::{Batch, Load, Setting, TypeId};
-use super::split::{Aim, BOTTLENECK, Split, best_split, polish, quick_split};
-use super::waiting::Sums;
+use super::split::{Aim, BOTTLENECK, Split, best_split, polish, quick_split, within_reach};
 use crate::problem::Objective;
+use crate::waiting::Sums;
 
 /// One way to run a set of devices as a replica.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,31 +49,42 @@ pub(super) struct Wanted {
 
 /// Every choice for a group of devices, given as types with repetition.
 pub(super) fn choices(setting: &Setting<'_>, group: &[TypeId], wanted: Wanted) -> Choices {
-    choices_beyond(setting, group, wanted, &[])
+    choices_beyond(setting, group, wanted, Beyond { offered: &[], worth: &|_| true })
 }
 
-/// Those of them that may offer more than what is `offered` already.
+/// What a choice must pass to be worth computing.
+#[derive(Clone, Copy)]
+pub(super) struct Beyond<'o> {
+    /// Sums that are offered already.
+    pub(super) offered: &'o [Sums],
+    /// Whether a choice of at most these sums may be part of a plan better than the best known.
+    pub(super) worth: &'o dyn Fn(&Sums) -> bool,
+}
+
+/// Those of them that may offer more than what is offered already, and be part of the best plan.
 pub(super) fn choices_beyond(
     setting: &Setting<'_>,
     group: &[TypeId],
     wanted: Wanted,
-    offered: &[Sums],
+    beyond: Beyond<'_>,
 ) -> Choices {
     setting.count_evaluation();
-    let orders = orders(setting, group);
     let mut found = Choices::new();
     let room: f64 = group.iter().map(|kind| setting.types[*kind].room()).sum();
-    if room >= setting.file_bytes() {
-        if wanted.separate {
-            let best = Sums { prefill: prefill_bound(setting, group), ..Sums::default() };
-            if !offered.iter().any(|sums| sums.covers(&best)) {
-                found.extend(prefill_choice(setting, &orders));
-            }
-            decode_choices(setting, &orders, (Role::Decode, offered), &mut found);
+    if room < setting.file_bytes() {
+        return found;
+    }
+    let orders = orders(setting, group);
+    if wanted.separate {
+        let prefill = prefill_bound(setting, group) * slack(setting);
+        let best = Sums { prefill, ..Sums::default() };
+        if (beyond.worth)(&best) && !beyond.offered.iter().any(|sums| sums.covers(&best)) {
+            found.extend(prefill_choice(setting, &orders));
         }
-        if wanted.mixed {
-            decode_choices(setting, &orders, (Role::Mixed, offered), &mut found);
-        }
+        decode_choices(setting, &orders, (Role::Decode, beyond), &mut found);
+    }
+    if wanted.mixed {
+        decode_choices(setting, &orders, (Role::Mixed, beyond), &mut found);
     }
     found
 }
@@ -253,9 +265,6 @@ fn prefill_slots(setting: &Setting<'_>, order: &[TypeId], aim: Aim) -> Vec<Choic
     [Some(single), several].into_iter().flatten().filter_map(choice).collect()
 }
 
-/// What moving boundaries may gain at most, as a factor of rates, before a choice is dropped unmoved.
-const NEAR: f64 = 1.05;
-
 /// Most prompt tokens per second a group could reach, with all its layers at their fastest.
 fn prefill_bound(setting: &Setting<'_>, group: &[TypeId]) -> f64 {
     let rate = |kind: &TypeId| 1.0 / setting.least_layer_time(*kind, Batch::Chunk);
@@ -264,6 +273,7 @@ fn prefill_bound(setting: &Setting<'_>, group: &[TypeId]) -> f64 {
 }
 
 /// The role a choice is tried in, and the generated tokens per second it must pass.
+#[derive(Clone, Copy)]
 struct Hope {
     role: Role,
     needed: f64,
@@ -282,7 +292,7 @@ struct Candidate {
 fn decode_choices(
     setting: &Setting<'_>,
     orders: &[Vec<TypeId>],
-    (role, offered): (Role, &[Sums]),
+    (role, beyond): (Role, Beyond<'_>),
     found: &mut Choices,
 ) {
     // Where links are alike, every master has the same hops and so the same candidates.
@@ -291,6 +301,9 @@ fn decode_choices(
     for (index, order) in orders.iter().take(if alike { 1 } else { orders.len() }).enumerate() {
         candidates.extend(decode_candidates(setting, order, index, role));
     }
+    // Moving boundaries gains little, so only a choice that is near to being kept is worth it.
+    let near = slack(setting);
+    candidates.retain(|candidate| (beyond.worth)(&candidate.best.times(near)));
     candidates.sort_by(|a, b| {
         b.best.slots.total_cmp(&a.best.slots).then(b.best.decode.total_cmp(&a.best.decode))
     });
@@ -298,11 +311,9 @@ fn decode_choices(
         Role::Mixed => setting.demand.capacity(sums) * setting.demand.generated,
         _ => sums.decode,
     };
-    let mut offered = offered.to_vec();
+    let mut offered = beyond.offered.to_vec();
     offered.sort_by(|a, b| b.slots.total_cmp(&a.slots));
     let mut offered = offered.iter().peekable();
-    // Moving boundaries gains little, so only a choice that is near to being kept is worth it.
-    let near = if setting.uniform_layers { 1.0 } else { NEAR };
     // What as many slots give already; a choice below it adds nothing.
     let mut needed: f64 = 0.0;
     let mut mine: Choices = Vec::new();
@@ -311,6 +322,10 @@ fn decode_choices(
             needed = needed.max(rate(sums));
         }
         let own = if alike { orders } else { &orders[candidate.order..=candidate.order] };
+        let hope = Hope { role, needed: needed / near };
+        if own.len() > 1 && !promising(setting, &own[0], &candidate, hope) {
+            continue;
+        }
         for order in own {
             if needed >= candidate.best.decode {
                 break;
@@ -390,12 +405,13 @@ fn mixed(setting: &Setting<'_>, prefill: f64, decode: Sums) -> (Sums, f64) {
     (sums, requests * prompt / prefill)
 }
 
-fn decode_choice(
+/// What a candidate is loaded with and what its split must reach; `None` if nothing could.
+fn candidate_aim(
     setting: &Setting<'_>,
     order: &[TypeId],
     candidate: &Candidate,
     Hope { role, needed }: Hope,
-) -> Option<Choice> {
+) -> Option<(Load, Aim)> {
     let batch = Batch::Tokens(candidate.batch);
     let slots = candidate.batch * candidate.groups;
     let load = Load { batch, slots, whole_context: true };
@@ -415,9 +431,25 @@ fn decode_choice(
         }
         aim.worth = aim.worth.min(f64::from(slots) / decode);
     }
+    Some((load, aim))
+}
+
+/// Whether any master may make a candidate worth while.
+fn promising(setting: &Setting<'_>, group: &[TypeId], candidate: &Candidate, hope: Hope) -> bool {
+    candidate_aim(setting, group, candidate, hope)
+        .is_some_and(|(load, aim)| within_reach(setting, group, load, aim))
+}
+
+fn decode_choice(
+    setting: &Setting<'_>,
+    order: &[TypeId],
+    candidate: &Candidate,
+    hope: Hope,
+) -> Option<Choice> {
+    let (load, aim) = candidate_aim(setting, order, candidate, hope)?;
     let split = quick_split(setting, order, load, aim)?;
     let split = polish(setting, order, (load, aim), split)?;
-    let shape = Shape { role, slots, groups: candidate.groups };
+    let shape = Shape { role: hope.role, slots: load.slots, groups: candidate.groups };
     finish_decode(setting, order, split, (load, aim), shape)
 }
 
@@ -494,7 +526,7 @@ fn prefill_over(
 pub(super) fn prescribed(setting: &Setting<'_>, order: &[TypeId], ends: &[u32]) -> Option<Choice> {
     let single = setting.goal.objective == Objective::Latency;
     let slots_max = if single { 1 } else { setting.problem.options.slots_max };
-    let mut best: Option<(super::waiting::Key, Choice)> = None;
+    let mut best: Option<(crate::waiting::Key, Choice)> = None;
     for batch in 1..=slots_max {
         for groups in 1..=(order.len() as u32).min(slots_max / batch) {
             setting.count_evaluation();
@@ -507,7 +539,7 @@ pub(super) fn prescribed(setting: &Setting<'_>, order: &[TypeId], ends: &[u32]) 
             let Some(choice) = found else { continue };
             let rest = [choice.ttft, choice.tpot, order.len() as f64];
             let key = setting.demand.key(setting.goal, &choice.sums, rest);
-            if best.as_ref().is_none_or(|(known, _)| super::waiting::compare(&key, known).is_lt()) {
+            if best.as_ref().is_none_or(|(known, _)| crate::waiting::compare(&key, known).is_lt()) {
                 best = Some((key, choice));
             }
         }

@@ -7,10 +7,10 @@ use motley_cluster::{KvPlace, LayerIndex, LayerRange, Role, Seconds};
 
 use super::replica::{Body, Choice, hops};
 use super::setting::{Batch, Setting, TypeId};
-use super::waiting::{Key, Sums, compare};
 use crate::cost::{
     Fit, MemoryBudget, RingDevice, RingLoad, Site, StageShape, ring_time, stage_demand, stage_fit,
 };
+use crate::waiting::{Key, Sums, compare};
 
 /// Layers of a ring, the master first.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,8 +78,6 @@ fn ring_choice(setting: &Setting<'_>, order: &[TypeId]) -> Option<Choice> {
         return None;
     }
     let request = plan.time(&Costs::of(setting, order, &capacities, Batch::Chunk)) * setting.chunks;
-    let (prompt, generated) = (setting.demand.prompt, setting.demand.generated);
-    let requests = 1.0 / (request + generated * tpot);
     let body = plan.body(setting, order)?;
     Some(Choice {
         role: Role::Mixed,
@@ -87,10 +85,10 @@ fn ring_choice(setting: &Setting<'_>, order: &[TypeId]) -> Option<Choice> {
         groups: 1,
         order: order.to_vec(),
         body: Body::Ring(body),
-        sums: Sums { prefill: requests * prompt, decode: requests * generated, slots: 1.0 },
+        sums: Sums::one_at_a_time(&setting.demand, setting.goal, (request, tpot)),
         ttft: request,
         tpot,
-        computed: Sums { prefill: prompt / request, decode: 1.0 / tpot, slots: 1.0 },
+        computed: Sums { prefill: setting.demand.prompt / request, decode: 1.0 / tpot, slots: 1.0 },
     })
 }
 

@@ -1,17 +1,15 @@
 //! The problem as tables: device types, prefix sums over layers, links (PLANNER 1, 2, 4.2).
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::cell::{Cell, OnceCell};
 
 use motley_cluster::{
     BufferDemand, Bytes, DeviceId, KvType, LayerIndex, LayerRange, LayerSpec, Role,
     compute_buffer_bytes,
 };
 
-use super::waiting::{Demand, Goal, Sums};
 use crate::cost::{CostModel, MemoryBudget, Pass, Site};
 use crate::problem::{Budget, Problem};
+use crate::waiting::{Demand, Goal};
 
 /// Index into [`Setting::types`].
 pub(super) type TypeId = usize;
@@ -45,6 +43,15 @@ pub(super) enum Batch {
     Chunk,
     /// One token each of this many sequences.
     Tokens(u32),
+}
+
+impl Batch {
+    fn index(self) -> usize {
+        match self {
+            Self::Chunk => 0,
+            Self::Tokens(count) => count as usize,
+        }
+    }
 }
 
 /// What a stage is loaded with.
@@ -141,8 +148,8 @@ enum Wires {
     Between(Vec<Vec<Option<Wire>>>),
 }
 
-/// Counted stages by load, each computed once.
-type KnownCounts = RefCell<BTreeMap<Load, Rc<Counted>>>;
+/// Counted stages of one type and batch by slots and context, each computed once.
+type KnownCounts = OnceCell<Box<[OnceCell<Counted>]>>;
 
 /// The problem, restricted to some devices, as tables.
 #[derive(Debug)]
@@ -171,8 +178,8 @@ pub(super) struct Setting<'a> {
     /// CPU compute buffer by whole context or not, and head or not.
     buffers: [[f64; 2]; 2],
     times: Vec<Vec<OnceCell<[Times; 2]>>>,
-    /// Per type and master or not.
-    counted: Vec<[KnownCounts; 2]>,
+    /// Per type, master or not, and batch.
+    counted: Vec<[Vec<KnownCounts>; 2]>,
     pub(super) evaluations: Cell<u64>,
 }
 
@@ -193,7 +200,8 @@ impl<'a> Setting<'a> {
             weights: evened(&sizes.weights),
             kv: [evened(&sizes.kv[0]), evened(&sizes.kv[1])],
         };
-        let counted = types.iter().map(|_| Default::default()).collect();
+        let unknown = || (0..batches).map(|_| OnceCell::new()).collect();
+        let counted = types.iter().map(|_| [unknown(), unknown()]).collect();
         let tokens = demand.prompt.ceil() as u32;
         let wire_bytes = |layer| costs.kv_bytes(LayerRange::with_len(layer, 1), tokens).as_f64();
         Self {
@@ -306,35 +314,21 @@ impl<'a> Setting<'a> {
     }
 
     /// Time by number of layers if all were alike, up to the number that fits.
-    pub(super) fn counted(&self, kind: TypeId, head: bool, load: Load) -> Rc<Counted> {
-        let known = &self.counted[kind][usize::from(head)];
-        if let Some(known) = known.borrow().get(&load) {
-            return Rc::clone(known);
-        }
-        let times = &self.times(kind, load.batch)[1];
-        let stage = |count| {
-            let ask = StageAsk { layers: (0, count), head, load };
-            self.stage_of(&self.mean_sizes, times, kind, ask)
-        };
-        let stages: Vec<StageUse> = (0..=self.layers).map_while(stage).collect();
-        let table = Rc::new(Counted::of(&stages, self.types[kind].has_gpu));
-        known.borrow_mut().insert(load, Rc::clone(&table));
-        table
-    }
-
-    /// What a device can add to any group's sums at most: all its time on either phase, at its best
-    /// batch, and all its memory for slots.
-    pub(super) fn potential(&self, kind: TypeId) -> Sums {
-        let layers = f64::from(self.layers);
-        let chunk = self.least_layer_time(kind, Batch::Chunk);
-        let decode = (1..=self.problem.options.slots_max).map(|batch| {
-            f64::from(batch) / self.least_layer_time(kind, Batch::Tokens(batch)) / layers
-        });
-        Sums {
-            prefill: self.demand.prompt / (self.chunks * layers * chunk),
-            decode: decode.fold(0.0, f64::max),
-            slots: self.types[kind].room() / self.slot_bytes(true),
-        }
+    pub(super) fn counted(&self, kind: TypeId, head: bool, load: Load) -> &Counted {
+        let by_slots =
+            self.counted[kind][usize::from(head)][load.batch.index()].get_or_init(|| {
+                let loads = 2 * (self.problem.options.slots_max as usize + 1);
+                (0..loads).map(|_| OnceCell::new()).collect()
+            });
+        by_slots[2 * load.slots as usize + usize::from(load.whole_context)].get_or_init(|| {
+            let times = &self.times(kind, load.batch)[1];
+            let stage = |count| {
+                let ask = StageAsk { layers: (0, count), head, load };
+                self.stage_of(&self.mean_sizes, times, kind, ask)
+            };
+            let stages: Vec<StageUse> = (0..=self.layers).map_while(stage).collect();
+            Counted::of(&stages, self.types[kind].has_gpu)
+        })
     }
 
     /// Least time of one layer of this batch on a type.
@@ -343,12 +337,15 @@ impl<'a> Setting<'a> {
         if self.types[kind].has_gpu { times.gpu[1].min(times.cpu[1]) } else { times.cpu[1] }
     }
 
+    /// Time of all layers of this batch on a type's GPU, endless without one, and on its CPU.
+    pub(super) fn pass_times(&self, kind: TypeId, batch: Batch) -> (f64, f64) {
+        let times = &self.times(kind, batch)[1];
+        let last = |sums: &[f64]| sums.last().copied().unwrap_or(f64::INFINITY);
+        (last(&times.gpu), last(&times.cpu))
+    }
+
     fn times(&self, kind: TypeId, batch: Batch) -> &[Times; 2] {
-        let index = match batch {
-            Batch::Chunk => 0,
-            Batch::Tokens(count) => count as usize,
-        };
-        self.times[kind][index].get_or_init(|| {
+        self.times[kind][batch.index()].get_or_init(|| {
             let real = self.tabulate(kind, batch);
             let mean = Times { gpu: evened(&real.gpu), cpu: evened(&real.cpu), ..real };
             [real, mean]

@@ -1,7 +1,5 @@
 //! The fast form of the partition: counts of alike layers first, then real boundaries (PLANNER 4.2).
 
-use std::rc::Rc;
-
 use super::setting::{Counted, Load, Setting, StageUse, TypeId};
 
 /// What a split is to keep small: max(Σ stages + wires, pressure · max(stage, wire)).
@@ -53,7 +51,7 @@ pub(super) fn quick_split(
     load: Load,
     aim: Aim,
 ) -> Option<Split> {
-    let tables: Vec<Rc<Counted>> = order
+    let tables: Vec<&Counted> = order
         .iter()
         .enumerate()
         .map(|(position, kind)| setting.counted(*kind, position == 0, load))
@@ -98,23 +96,17 @@ pub(super) fn polish(
 /// handing layers out where they cost least gives the least sum; a limit on the stage is then moved
 /// to where sum and bottleneck meet.
 fn best_counts(
-    tables: &[Rc<Counted>],
+    tables: &[&Counted],
     layers: usize,
     master_least: usize,
     aim: Aim,
 ) -> Option<Vec<usize>> {
-    let room: usize = tables.iter().map(|table| table.times.len().saturating_sub(1)).sum();
-    if room < layers {
+    if room(tables) < layers {
         return None;
     }
-    let mut segments: Vec<(f64, usize, bool)> = Vec::with_capacity(2 * tables.len());
-    for (member, table) in tables.iter().enumerate() {
-        segments.push((table.slopes[0], member, false));
-        segments.push((table.slopes[1], member, true));
-    }
-    segments.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.2.cmp(&b.2)).then(a.1.cmp(&b.1)));
-    let mut hand_out =
-        HandOut { tables, segments: &segments, layers, master_least, most: Vec::new() };
+    let segments = segments(tables);
+    let least = (master_least, 1);
+    let mut hand_out = HandOut { tables, segments: &segments, layers, least, most: Vec::new() };
     let mut counts = Vec::with_capacity(tables.len());
     let (total, mut high) = hand_out.within(f64::INFINITY, &mut counts)?;
     if total + aim.hops_total > aim.worth {
@@ -160,13 +152,48 @@ fn best_counts(
     (best <= aim.worth).then_some(counts)
 }
 
+fn room(tables: &[&Counted]) -> usize {
+    tables.iter().map(|table| table.times.len().saturating_sub(1)).sum()
+}
+
+/// Slope, member and whether it is beyond the knee; rising.
+fn segments(tables: &[&Counted]) -> Vec<(f64, usize, bool)> {
+    let mut segments: Vec<(f64, usize, bool)> = Vec::with_capacity(2 * tables.len());
+    for (member, table) in tables.iter().enumerate() {
+        segments.push((table.slopes[0], member, false));
+        segments.push((table.slopes[1], member, true));
+    }
+    segments.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.2.cmp(&b.2)).then(a.1.cmp(&b.1)));
+    segments
+}
+
+/// Whether some master may reach the aim's worth: no master can if not even a group could whose head
+/// costs nothing and whose members may all rest.
+pub(super) fn within_reach(setting: &Setting<'_>, group: &[TypeId], load: Load, aim: Aim) -> bool {
+    let tables: Vec<&Counted> =
+        group.iter().map(|kind| setting.counted(*kind, false, load)).collect();
+    let layers = setting.layers as usize;
+    if room(&tables) < layers {
+        return false;
+    }
+    let segments = segments(&tables);
+    let mut hand_out =
+        HandOut { tables: &tables, segments: &segments, layers, least: (0, 0), most: Vec::new() };
+    let mut counts = Vec::with_capacity(tables.len());
+    // Limits on stages only add to the sum, so the sum under the loosest useful limit decides.
+    let limit = aim.worth / aim.pressure;
+    let total = hand_out.within(limit, &mut counts).map(|(total, _)| total);
+    total.is_some_and(|total| total + aim.hops_total <= aim.worth)
+}
+
 /// Layers given to members in order of what one more costs.
 struct HandOut<'t> {
-    tables: &'t [Rc<Counted>],
-    /// Slope, member and whether it is beyond the knee; rising.
+    tables: &'t [&'t Counted],
+    /// As of [`segments`].
     segments: &'t [(f64, usize, bool)],
     layers: usize,
-    master_least: usize,
+    /// Least layers of the master and of every other member.
+    least: (usize, usize),
     /// Most layers of each member under the limit.
     most: Vec<usize>,
 }
@@ -178,7 +205,7 @@ impl HandOut<'_> {
         self.most.clear();
         let mut left = self.layers;
         for (member, table) in self.tables.iter().enumerate() {
-            let least = if member == 0 { self.master_least } else { 1 };
+            let least = if member == 0 { self.least.0 } else { self.least.1 };
             let most = table.within(limit)?;
             if most < least {
                 return None;

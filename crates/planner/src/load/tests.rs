@@ -4,9 +4,9 @@ use motley_cluster::{Workload, builtin_cluster, builtin_model};
 
 use super::grouping::Library;
 use super::setting::{Setting, TypeId};
-use super::waiting::{Key, Sums, WORST, compare};
 use super::{pareto, usable, wanted};
 use crate::problem::{Budget, Objective, PlanOptions, Problem};
+use crate::waiting::{Key, Sums, WORST, compare};
 
 /// Every way to group devices, with or without idle ones.
 fn groupings(devices: usize, idle: bool) -> Vec<Vec<Vec<usize>>> {

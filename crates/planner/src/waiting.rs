@@ -84,12 +84,30 @@ pub(super) struct Sums {
 }
 
 impl Sums {
+    /// A replica of one slot that serves one request after another, each for its time to first token
+    /// and then its tokens, so that both phases share its time (PLANNER 4.7).
+    ///
+    /// A single user's only request shares it with nobody.
+    pub(super) fn one_at_a_time(demand: &Demand, goal: Goal, (ttft, tpot): (f64, f64)) -> Self {
+        if goal.objective == Objective::Latency && demand.requests <= 1.0 {
+            return Self { prefill: demand.prompt / ttft, decode: 1.0 / tpot, slots: 1.0 };
+        }
+        let requests = 1.0 / (ttft + demand.generated * tpot);
+        let (prefill, decode) = (requests * demand.prompt, requests * demand.generated);
+        Self { prefill, decode, slots: 1.0 }
+    }
+
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             prefill: self.prefill + other.prefill,
             decode: self.decode + other.decode,
             slots: self.slots + other.slots,
         }
+    }
+
+    /// Both rates by a factor, and the same slots.
+    pub(super) fn times(self, factor: f64) -> Self {
+        Self { prefill: self.prefill * factor, decode: self.decode * factor, ..self }
     }
 
     /// Whether nothing of `other` is larger.
@@ -214,6 +232,13 @@ impl Demand {
     /// Requests per second that both phases can serve.
     pub(super) fn capacity(&self, sums: &Sums) -> f64 {
         (sums.prefill / self.prompt).min(sums.decode / self.generated)
+    }
+
+    /// Generated tokens per second that the arrivals allow.
+    pub(super) fn throughput(&self, sums: &Sums) -> f64 {
+        let arriving =
+            if self.interval > 0.0 { self.generated / self.interval } else { f64::INFINITY };
+        (self.capacity(sums) * self.generated).min(arriving)
     }
 
     /// Most requests per second whose mean wait and prefill stay within the TTFT limit.
