@@ -53,6 +53,15 @@ impl<'s, 'a> Bounds<'s, 'a> {
         Self { setting, counts: counts.to_vec(), potentials, ranked, known: f64::INFINITY }
     }
 
+    /// A value of the objective that no plan of all devices can pass.
+    pub(super) fn objective(&self) -> f64 {
+        let all = self.outside(&vec![0; self.counts.len()]);
+        let capacity = balanced((0.0, 0.0), all.rates.iter().copied());
+        let goal = self.setting.goal;
+        let first = self.setting.demand.optimistic(goal, &all.sums, capacity);
+        goal.value(&[first, 0.0, 0.0, 0.0, 0.0])
+    }
+
     /// A plan with this first entry of its key was found.
     pub(super) fn learn(&mut self, first: f64) {
         self.known = self.known.min(first + first.abs() * ROUNDING);
@@ -95,7 +104,7 @@ impl<'s, 'a> Bounds<'s, 'a> {
 /// Most requests per second through both phases if devices divide their time freely. `done` is what
 /// is there already, `rates` what each device adds to either phase, best at prefill in comparison
 /// first.
-pub(super) fn balanced(done: (f64, f64), rates: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
+fn balanced(done: (f64, f64), rates: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     let mut prefill = done.0;
     let mut decode = done.1 + rates.clone().map(|(_, decode)| decode).sum::<f64>();
     for (own_prefill, own_decode) in rates {

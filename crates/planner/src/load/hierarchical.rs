@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use motley_cluster::DeviceId;
 
-use super::bounds::balanced;
+use super::bounds::Bounds;
 use super::front::{Chosen, Point, best, join};
 use super::grouping::RoleRule;
 use super::outcome::{Placed, outcome, place};
 use super::pareto;
-use super::setting::{Batch, Setting, TypeId};
+use super::setting::Setting;
 use super::{evolve, shortage, wanted};
 use crate::problem::{Budget, Method, Objective, PlanError, PlanOutcome, Problem, Quality};
-use crate::waiting::{Goal, Sums, compare};
+use crate::waiting::{Goal, compare};
 
 /// Devices of one cell: enough for several replicas, few enough for an exact search in a blink.
 const CELL: usize = 8;
@@ -47,7 +47,8 @@ pub(super) fn plan(
         return Err(shortage::explain(&whole));
     }
     let mut found = outcome(&whole, &placed, Method::Hierarchical, Quality::Heuristic)?;
-    found.quality = distance(whole.goal, found.objective_value, bound(&whole));
+    let bound = Bounds::new(&whole, &whole.counts()).objective();
+    found.quality = distance(whole.goal, found.objective_value, bound);
     Ok(found)
 }
 
@@ -164,46 +165,4 @@ fn join_cells(setting: &Setting<'_>, cells: &[Vec<usize>]) -> Vec<Point> {
         front = join(&front, own, FRONT_MAX);
     }
     front
-}
-
-/// A value of the objective that no plan can pass: every device spends its time on prompts or on
-/// generation at its own best rate, without hops, heads or memory (PLANNER 7, flow bound).
-fn bound(setting: &Setting<'_>) -> f64 {
-    let demand = &setting.demand;
-    let layers = f64::from(setting.layers);
-    let tpot_max = demand.tpot_max(setting.goal.objective);
-    let batches: Vec<u32> = (1..=setting.problem.options.slots_max)
-        .filter(|batch| {
-            let times = (0..setting.types.len())
-                .map(|kind| setting.least_layer_time(kind, Batch::Tokens(*batch)));
-            layers * times.fold(f64::INFINITY, f64::min) <= tpot_max
-        })
-        .collect();
-    // Requests per second a type could take through one layer, per phase, all devices together.
-    let rates = |kind: TypeId| {
-        let members = setting.types[kind].members.len() as f64;
-        let prefill = 1.0 / (setting.chunks * setting.least_layer_time(kind, Batch::Chunk));
-        let decode = batches.iter().map(|batch| {
-            let time = setting.least_layer_time(kind, Batch::Tokens(*batch));
-            f64::from(*batch) / (time * demand.generated)
-        });
-        (members * prefill / layers, members * decode.fold(0.0, f64::max) / layers)
-    };
-    let mut types: Vec<(f64, f64)> = (0..setting.types.len()).map(rates).collect();
-    let prefill_most: f64 = types.iter().map(|(prefill, _)| prefill).sum();
-    let carried = balance(&mut types);
-    let room: f64 = setting.types.iter().map(|kind| kind.room() * kind.members.len() as f64).sum();
-    let most = Sums {
-        prefill: prefill_most * demand.prompt,
-        decode: f64::INFINITY,
-        slots: room / setting.slot_bytes(true),
-    };
-    let first = demand.optimistic(setting.goal, &most, carried);
-    setting.goal.value(&[first, 0.0, 0.0, 0.0, 0.0])
-}
-
-/// Most requests per second if time is divided freely: those best at prefill in comparison do it.
-fn balance(types: &mut [(f64, f64)]) -> f64 {
-    types.sort_by(|a, b| (b.0 * a.1).total_cmp(&(a.0 * b.1)));
-    balanced((0.0, 0.0), types.iter().copied())
 }
