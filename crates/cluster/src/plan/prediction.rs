@@ -30,7 +30,7 @@ pub struct PlanPrediction {
     pub tpot_s: Seconds,
     /// Waiting of one request by the plan's own waiting model.
     pub wait_s: Seconds,
-    /// Largest waiting until a first token in a run of the workload's requests, the own prompt included.
+    /// Largest waiting for a first token in a run of the workload's requests, own prompt included.
     pub max_wait_s: Seconds,
     /// Prompt tokens per second over all replicas (PS).
     pub prefill_tok_per_s: TokensPerSecond,

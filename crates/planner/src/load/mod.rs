@@ -1,9 +1,10 @@
 //! Load planning: groups, roles and slots for many requests (PLANNER 2, 4 to 7).
 //!
-//! `setting` tabulates the problem; `split` and `replica` say what a group of devices can do;
-//! `front` and `grouping` what groups add up to, `bounds` what they cannot pass; `pareto`, `genetic`, `hierarchical` and
-//! `baselines` search; `outcome` builds the plan, `shortage` explains why there is none. Everything
-//! that is compared goes through the same choices, so methods differ by their search alone.
+//! `setting` tabulates the problem; `split` and `replica` say what a group of devices can do; `front`
+//! and `grouping` what groups add up to, `bounds` what they cannot pass; `pareto`, `genetic`,
+//! `hierarchical` and `baselines` search; `outcome` builds the plan, `shortage` explains why there is
+//! none. Everything that is compared goes through the same choices, so methods differ by their search
+//! alone.
 
 mod baselines;
 mod bounds;
