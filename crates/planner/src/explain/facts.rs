@@ -147,6 +147,8 @@ pub struct ReplicaFacts {
     pub limited_by: Option<LimitKind>,
     /// Room for one more slot on the member that has least.
     pub tightest: Option<SlotRoom>,
+    /// The objective's value if this replica had its best other role, where the search told it.
+    pub other_role: Option<f64>,
     /// Time per output token with all slots busy.
     pub tpot: Seconds,
     /// Compute and hop times of one pass, together.
@@ -462,12 +464,16 @@ impl Facts<'_> {
     fn replica(&self, index: u16, replica: &ReplicaSpec) -> ReplicaFacts {
         let id = ReplicaId::new(index);
         let tightest = self.tightest(replica);
-        let mut limited_by = None;
+        let (mut limited_by, mut other_role) = (None, None);
         for reason in &self.outcome.reasons {
-            if let Reason::Slots { replica, limited_by: limit, .. } = reason
-                && *replica == id
-            {
-                limited_by = Some(*limit);
+            match reason {
+                Reason::Slots { replica, limited_by: limit, .. } if *replica == id => {
+                    limited_by = Some(*limit);
+                }
+                Reason::RoleChosen { replica, next_best, .. } if *replica == id => {
+                    other_role = *next_best;
+                }
+                _ => {}
             }
         }
         let full = tightest.as_ref().is_some_and(|room| room.free < room.needed);
@@ -484,6 +490,7 @@ impl Facts<'_> {
             rounds: replica.rounds,
             limited_by,
             tightest,
+            other_role,
             tpot: predicted.tpot_s,
             pass: predicted.stage_s.iter().chain(&predicted.hop_s).copied().sum(),
         }

@@ -120,16 +120,24 @@ pub(crate) fn outcome(problem: &Problem, samples: &[Sample]) -> Option<PlanOutco
         },
     });
     let plan = plan.ok()?;
+    let plan_role = plan.replicas()[0].role;
     Some(PlanOutcome {
         objective_value: tpot.value(),
         plan,
         method: Method::Pareto,
         quality: Quality::Heuristic,
-        reasons: vec![Reason::Slots {
-            replica: motley_cluster::ReplicaId::new(samples.len() as u16 - 1),
-            slots: samples[samples.len() - 1].slots,
-            limited_by: if samples.len() > 1 { LimitKind::Floor } else { LimitKind::Arrival },
-        }],
+        reasons: vec![
+            Reason::Slots {
+                replica: motley_cluster::ReplicaId::new(samples.len() as u16 - 1),
+                slots: samples[samples.len() - 1].slots,
+                limited_by: if samples.len() > 1 { LimitKind::Floor } else { LimitKind::Arrival },
+            },
+            Reason::RoleChosen {
+                replica: motley_cluster::ReplicaId::new(0),
+                role: plan_role,
+                next_best: (samples.len() > 1).then_some(2.0 * tpot.value()),
+            },
+        ],
         used: BudgetUse { evaluations: 1, milps: 0 },
     })
 }

@@ -89,7 +89,7 @@ fn explanation_of_a_load_plan() {
               Dev.6: not used; taking 26 layers over would save 2.50 s per pass, its hop would cost 36.6 ms.
 
             Slots
-              Replica 0 (prefill): 1 slot; more would find no more requests.
+              Replica 0 (prefill): 1 slot; more would find no more requests. In its best other role the plan would reach 110 ms waiting.
               Replica 1 (decode): 4 slots; one more would fall below the speed floor.
 
             What one change would bring

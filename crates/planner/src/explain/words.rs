@@ -37,7 +37,7 @@ impl Explanation {
         }
         text.push_str("\nSlots\n");
         for replica in &self.replicas {
-            let _ = writeln!(text, "  {}", slots(replica, self.replicas.len()));
+            let _ = writeln!(text, "  {}", slots(replica, self.replicas.len(), self.objective));
         }
         text.push_str("\nWhat one change would bring\n");
         self.change_lines(&mut text, problem);
@@ -292,7 +292,7 @@ fn without_work(unused: &UnusedDevice) -> String {
     sentence
 }
 
-fn slots(replica: &ReplicaFacts, count: usize) -> String {
+fn slots(replica: &ReplicaFacts, count: usize, objective: Objective) -> String {
     let role = match replica.role {
         Role::Prefill => "prefill",
         Role::Decode => "decode",
@@ -326,6 +326,10 @@ fn slots(replica: &ReplicaFacts, count: usize) -> String {
         (None, None) => {}
     }
     sentence.push('.');
+    if let Some(value) = replica.other_role {
+        let value = objective_words(objective, value);
+        let _ = write!(sentence, " In its best other role the plan would reach {value}.");
+    }
     sentence
 }
 
