@@ -38,13 +38,16 @@ const KEPT_BYTES_MAX: usize = 128 << 20;
 /// Bytes of a token that a form may use; longer ones are white space and rules of a page's width.
 const TOKEN_BYTES_MAX: usize = 512;
 
-/// What llguidance may spend. One state of the lexer takes up to 2 kB, so that all of them stay
+/// Tokens of a made-up answer by which a grammar shows that it stays within the limits.
+const REHEARSED_TOKENS: usize = 32;
+
+/// What llguidance may spend. A row has a few items for each of the gateway's 1,024 schemas. One state of the lexer takes up to 2 kB, so that all of them stay
 /// below 256 MiB with the rest; a mask takes at most some 10 ms.
 const LIMITS: ParserLimits = ParserLimits {
-    max_items_in_row: 2_000,
+    max_items_in_row: 10_000,
     initial_lexer_fuel: 1_000_000,
     step_lexer_fuel: 100_000,
-    step_max_items: 50_000,
+    step_max_items: 100_000,
     max_lexer_states: 100_000,
     max_grammar_size: 200_000,
     precompute_large_lexemes: true,
@@ -192,8 +195,29 @@ pub(super) fn compile(factory: &ParserFactory, grammar: &str) -> anyhow::Result<
     let matcher = Matcher::new(Ok(parser));
     match matcher.get_error() {
         Some(error) => Err(anyhow::Error::msg(error)),
-        None => Ok((matcher, bytes)),
+        None => rehearse(&matcher).map(|()| (matcher, bytes)),
     }
+}
+
+/// Writes the beginning of a short answer, so that a grammar which is too large for a step fails
+/// here, where the client can still be told, and not amid an answer.
+fn rehearse(matcher: &Matcher) -> anyhow::Result<()> {
+    let mut own = matcher.deep_clone();
+    let vocabulary = own.tok_env()?;
+    let trie = vocabulary.tok_trie();
+    // What ends texts, lists and objects soonest.
+    let short: Vec<TokenId> = b"\"}]:,".iter().filter_map(|byte| trie.token_id(&[*byte])).collect();
+    for _ in 0..REHEARSED_TOKENS {
+        if own.is_stopped() {
+            break;
+        }
+        let allowed = own.compute_mask()?;
+        let lowest = || allowed.iter().next();
+        let token = short.iter().copied().find(|token| allowed.is_allowed(*token)).or_else(lowest);
+        let Some(token) = token.filter(|token| !trie.eos_tokens().contains(token)) else { break };
+        own.consume_token(token)?;
+    }
+    Ok(())
 }
 
 /// The tokens of a vocabulary as llguidance sees them.

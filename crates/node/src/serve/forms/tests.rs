@@ -107,6 +107,21 @@ fn a_schema_is_followed() {
 }
 
 #[test]
+fn a_wide_object_is_forced() {
+    let names = |count: usize| {
+        let properties: Vec<String> =
+            (0..count).map(|number| format!("\"p{number}\": {{\"type\": \"integer\"}}")).collect();
+        format!(
+            "{{\"properties\": {{{}}}, \"additionalProperties\": false, \"type\": \"object\"}}",
+            properties.join(",")
+        )
+    };
+    let matcher = of_schema(&made_factory(), &names(1000)).unwrap();
+    assert!(accepts(&matcher, "{\"p7\": 1, \"p8\": 2, \"p999\": 3}"));
+    assert!(!accepts(&matcher, "{\"p1000\": 1}"));
+}
+
+#[test]
 fn a_complete_form_lets_only_the_end_come() {
     let matcher = of_schema(&made_factory(), r#"{"const": {"a": 1}}"#).unwrap();
     let mut matcher = matcher.deep_clone();
