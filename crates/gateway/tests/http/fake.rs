@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use motley_gateway::{
-    Abilities, Alternative, Backend, BackendMetrics, ChatPrompt, ClusterState, Constraint, Content, Delta, Drawn,
-    EmbeddingRequest, Failure, FinishReason, Finished, GenerationRequest, Health, ModelCard, NodeState,
-    Refusal, RenderedPrompt, Reply, Series, SeriesKind, SlotRequest, SlotState, SpecialTokens,
-    Timings, TokenId, TokenSink, TokenStream, TokenUsage, ToolChoice,
+    Abilities, Alternative, Backend, BackendMetrics, ChatPrompt, ClusterState, Constraint, Content,
+    Delta, Drawn, EmbeddingRequest, Failure, FinishReason, Finished, GenerationRequest, Health,
+    ModelCard, NodeState, Refusal, RenderedPrompt, Reply, Series, SeriesKind, SlotRequest,
+    SlotState, SpecialTokens, Timings, TokenId, TokenSink, TokenStream, TokenUsage, ToolChoice,
 };
 
 pub const CONTEXT_TOKENS: u32 = 4_096;
