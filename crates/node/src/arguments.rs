@@ -7,8 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
-    bench, completions, init, join, make_model, nodes, plan, run, serve, short_options, show,
-    status, token, tokenize, version,
+    bench, completions, doctor, init, join, make_model, nodes, plan, run, serve, short_options,
+    show, status, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Nodes(nodes::Arguments),
     /// Show who serves which layers, and how fast
     Status(status::Arguments),
+    /// Check what may keep this device from taking part
+    Doctor(doctor::Arguments),
     /// Begin a cluster on this device
     Init(init::Arguments),
     /// Invite devices to the cluster, or list and revoke invitations

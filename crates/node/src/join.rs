@@ -95,7 +95,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
                 (joined_before, pause) = (true, RETRY_FIRST);
                 format!("the head is gone: {cause}; looking for it\n")
             }
-            Err(failure) if !joined_before => return Err(failure),
+            Err(failure) if !joined_before || failure.kind == Kind::Refused => return Err(failure),
             Err(failure) => failure.report(),
         };
         if pause == RETRY_FIRST {
@@ -229,7 +229,7 @@ fn announced_table(heads: &[AnnouncedHead]) -> String {
     table.render()
 }
 
-fn kept_heads(folder: &StateFolder) -> Vec<TokenAddress> {
+pub(crate) fn kept_heads(folder: &StateFolder) -> Vec<TokenAddress> {
     let kept = folder.read(HEADS_FILE).ok().flatten().unwrap_or_default();
     let text = String::from_utf8_lossy(&kept);
     text.lines().filter_map(|line| line.parse().ok()).collect()

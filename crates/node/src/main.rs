@@ -14,6 +14,7 @@ mod blocks;
 mod cluster;
 mod completions;
 mod discovery;
+mod doctor;
 mod driver;
 mod failure;
 mod identity;
@@ -76,6 +77,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Join(arguments) => join::execute(&arguments),
         Command::Nodes(arguments) => nodes::execute(&arguments),
         Command::Status(arguments) => status::execute(&arguments),
+        Command::Doctor(arguments) => doctor::execute(&arguments),
         Command::Init(arguments) => init::execute(&arguments),
         Command::Token(arguments) => token::execute(&arguments),
         Command::Show(arguments) => show::execute(&arguments),

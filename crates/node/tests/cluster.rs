@@ -204,3 +204,27 @@ fn devices_that_cannot_be_put_out_are_named() {
         "#]],
     );
 }
+
+#[test]
+fn the_doctor_looks_at_everything_once() {
+    let outer = tempfile::tempdir().unwrap();
+    let state = outer.path().join("state");
+    with_state(&["init", "--name", "nas"], &state);
+    // Whether all is well depends on the machine.
+    let output = run(&["doctor", "--json", "--state", state.to_str().unwrap()]);
+    let findings: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let findings = findings.as_array().unwrap();
+    let about: Vec<&str> = findings.iter().map(|it| it["about"].as_str().unwrap()).collect();
+    let expected = [
+        "clock",
+        "memory",
+        "disk",
+        "addresses",
+        "port of the API",
+        "port of the cluster",
+        "cluster",
+    ];
+    assert_eq!(about, expected);
+    let all_good = findings.iter().all(|it| it["good"] == true);
+    assert_eq!(output.status.code(), Some(if all_good { 0 } else { 1 }));
+}

@@ -34,6 +34,7 @@ fn every_help_fits_a_screen() {
           join         Serve layers of another device's model
           nodes        List the devices of the cluster, drain them or put them out
           status       Show who serves which layers, and how fast
+          doctor       Check what may keep this device from taking part
           init         Begin a cluster on this device
           token        Invite devices to the cluster, or list and revoke invitations
           show         Show what a model is and what it needs

@@ -181,6 +181,10 @@ impl Member {
             return Ok(connection);
         }
         Err(match last {
+            // Trying again would change nothing.
+            Some(error @ ConnectError::Removed { ours: true, .. }) => {
+                Failure::new(Kind::Refused, error).hint("motley join TOKEN enters it again")
+            }
             Some(error) => Failure::new(Kind::Failed, error)
                 .hint("motley join ADDRESS tries another; motley serve --lan lets itself be found"),
             None => Failure::usage("no address of a head is known, and none announces itself")
