@@ -203,9 +203,10 @@ impl Follower {
         }
     }
 
-    /// The data connection to another member is broken.
+    /// The data connection to another member cannot be opened, or is broken.
     pub fn peer_lost(&mut self, epoch: Epoch, member: MemberIndex, cause: &str) {
-        if self.serving == Some(epoch) {
+        let upcoming = self.upcoming.is_some_and(|upcoming| upcoming.epoch == epoch);
+        if upcoming || self.serving == Some(epoch) {
             let cause = Text::cut(cause);
             self.send(ControlMessage::PeerLost(PeerLost { epoch, member, cause }));
         }

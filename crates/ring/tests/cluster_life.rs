@@ -216,6 +216,34 @@ fn a_deployment_fails_at_one_member_and_the_others_let_go() {
     check(&mut head, expect![""]);
 }
 
+/// A ring that is loaded while another serves waits for that one to run dry. When a connection broke
+/// meanwhile nobody listened, and the ring was put in force without it.
+#[test]
+fn a_connection_that_breaks_before_the_commit_fails_the_deployment_at_the_other_end() {
+    let mut told = String::new();
+    for (from, member) in [(0, 1), (1, 0)] {
+        let mut head = head();
+        head.deploy(deployment(&[0, 1]), ms(1)).expect("a deployment");
+        head.handle(node(1), prepared(7), ms(2)).expect("expected");
+        said(&mut head);
+        let cause = Text::cut("reset");
+        let lost = PeerLost { epoch: Epoch(7), member: MemberIndex(member), cause };
+        head.handle(node(from), ControlMessage::PeerLost(lost), ms(3)).expect("expected");
+        told += &format!("- said by {from}\n{}\n", said(&mut head));
+    }
+    expect![[r#"
+        - said by 0
+        0 release 7
+        1 release 7
+        deployment 7 failed at Some(1): no connection between it and another: reset
+        - said by 1
+        0 release 7
+        1 release 7
+        deployment 7 failed at Some(1): no connection between it and another: reset
+    "#]]
+    .assert_eq(&told);
+}
+
 #[test]
 fn a_member_that_makes_no_progress_fails_the_deployment() {
     let mut head = head();
@@ -610,7 +638,12 @@ fn a_member_answers_signs_of_life_and_notices_their_absence() {
 }
 
 #[test]
-fn a_member_tells_only_of_the_deployment_it_serves() {
+fn a_member_tells_only_of_the_deployment_it_serves_or_prepares() {
+    let mut follower = Follower::new(Epoch(7), ms(0));
+    step(&mut follower, "prepare", 8).expect("expected");
+    follower_said(&mut follower);
+    follower.peer_lost(Epoch(8), MemberIndex(0), "out of reach");
+    expect!["send peer_lost"].assert_eq(&follower_said(&mut follower));
     let mut follower = Follower::new(Epoch(7), ms(0));
     for input in ["prepare", "ready", "commit"] {
         step(&mut follower, input, 8).expect("expected");

@@ -12,7 +12,7 @@ use crate::assignment::{Assignment, AssignmentError, AssignmentSpec};
 use crate::batch::MicroBatchId;
 use crate::control::{
     Activity, Addresses, ControlMessage, Hello, ModelManifestRef, Name, NodeId, OfEpoch, Peer,
-    Ping, Pong, ProfileJson, RefusalCode, Refused, Text, Welcome,
+    PeerLost, Ping, Pong, ProfileJson, RefusalCode, Refused, Text, Welcome,
 };
 use crate::follower::slept;
 use crate::frame::Epoch;
@@ -98,6 +98,9 @@ pub enum DeployFault {
     /// The member says why.
     #[error("{0}")]
     Member(Text),
+    /// A connection between it and another member broke or could not be opened.
+    #[error("no connection between it and another: {0}")]
+    Unreachable(Text),
     /// It made no progress for so long.
     #[error("no progress for {} s", .0.as_secs())]
     Stalled(Duration),
@@ -389,17 +392,9 @@ impl Coordinator {
                     cause,
                 });
             }
-            ControlMessage::PeerLost(lost) if self.serves(lost.epoch) => {
-                self.end_serving();
-                self.outputs.push_back(CoordinatorOutput::EdgeLost {
-                    node: from,
-                    peer: lost.member,
-                    cause: lost.cause,
-                    ended: lost.epoch,
-                });
-            }
+            ControlMessage::PeerLost(lost) => self.edge_lost(from, lost),
             // Of a deployment that is over.
-            ControlMessage::StepFailed(_) | ControlMessage::PeerLost(_) => {}
+            ControlMessage::StepFailed(_) => {}
             ControlMessage::Leave(leave) => self.lose(from, LossReason::Left(leave.reason)),
             other => {
                 let name = other.name();
@@ -522,6 +517,26 @@ impl Coordinator {
     /// What is to be done next.
     pub fn poll_output(&mut self) -> Option<CoordinatorOutput> {
         self.outputs.pop_front()
+    }
+
+    /// A data connection cannot be opened, or is broken.
+    fn edge_lost(&mut self, from: NodeId, lost: PeerLost) {
+        let PeerLost { epoch, member, cause } = lost;
+        if let Some(deploying) = self.deploying_in(epoch) {
+            // Whoever cannot be reached is at fault, not the one that says so; but all have
+            // reached the head.
+            let peer = deploying.nodes().nth(member.index());
+            let at = peer.filter(|peer| *peer != self.options.node).unwrap_or(from);
+            self.fail(Some(at), DeployFault::Unreachable(cause));
+        } else if self.serves(epoch) {
+            self.end_serving();
+            self.outputs.push_back(CoordinatorOutput::EdgeLost {
+                node: from,
+                peer: member,
+                cause,
+                ended: epoch,
+            });
+        }
     }
 
     fn deploying_in(&mut self, epoch: Epoch) -> Option<&mut Deploying> {
