@@ -83,7 +83,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let member =
         Member::new(options(arguments, folder, &identity, heads, named)?, Arc::clone(&stop));
     let mut pause = RETRY_FIRST;
-    let mut joined_before = false;
+    // A head that is not told is one that was joined before, and may start later than this device.
+    let mut joined_before = arguments.place.is_none();
     loop {
         let told = match member.serve_head() {
             Ok(SessionEnd::Stopped) => return Ok(()),
@@ -96,7 +97,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
                 format!("the head is gone: {cause}; looking for it\n")
             }
             Err(failure) if !joined_before || failure.kind == Kind::Refused => return Err(failure),
-            Err(failure) => failure.report(),
+            Err(failure) => format!("{}looking for the head\n", failure.report()),
         };
         if pause == RETRY_FIRST {
             terminal::note(&told);

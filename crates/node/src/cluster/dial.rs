@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use motley_ring::limits::HELLO_TIMEOUT;
-use motley_ring::{Address, ClusterId, ControlMessage, Edge, Peer};
+use motley_ring::{Address, ClusterId, ControlMessage, Edge, MemberIndex, Peer};
 
 use super::wire::WireError;
 use crate::identity::{NodeId, TokenAddress};
@@ -52,6 +52,15 @@ pub(crate) fn dial(endpoint: &Endpoint, peer: &Peer) -> Result<Connection, DialE
     Err(last)
 }
 
+/// A member that this one sends to cannot be reached.
+#[derive(Debug)]
+pub(crate) struct EdgeUnreachable {
+    /// The member.
+    pub(crate) member: MemberIndex,
+    /// Why.
+    pub(crate) error: DialError,
+}
+
 /// Opens the ways from this member to all that it sends to.
 ///
 /// # Errors
@@ -61,21 +70,24 @@ pub(crate) fn open_edges(
     place: &EdgePlace,
     peers: &[Peer],
     mut keep: impl FnMut(Closer),
-    broken: &std::sync::Arc<dyn Fn(motley_ring::MemberIndex, EdgeError) + Send + Sync>,
-) -> Result<Links, DialError> {
+    broken: &std::sync::Arc<dyn Fn(MemberIndex, EdgeError) + Send + Sync>,
+) -> Result<Links, EdgeUnreachable> {
     let cluster = ClusterId(endpoint.identity().cluster().prefix());
     let own = place.from;
     let mut links = Links::none();
     let edges = place.assignment.route().edges();
     for (_, to) in edges.into_iter().filter(|(from, _)| *from == own) {
-        let peer = &peers[to.index()];
-        let connection = dial(endpoint, peer)?;
-        keep(connection.closer());
-        let edge = Edge { epoch: place.assignment.epoch(), from: own, to };
-        let connection = greet(connection, cluster, edge)?;
-        let place = EdgePlace { to, ..place.clone() };
-        let broken = std::sync::Arc::clone(broken);
-        links.add(to, Way::open(connection, place, move |error| broken(to, error))?);
+        let mut open = || {
+            let connection = dial(endpoint, &peers[to.index()])?;
+            keep(connection.closer());
+            let edge = Edge { epoch: place.assignment.epoch(), from: own, to };
+            let connection = greet(connection, cluster, edge)?;
+            let place = EdgePlace { to, ..place.clone() };
+            let broken = std::sync::Arc::clone(broken);
+            Ok(Way::open(connection, place, move |error| broken(to, error))?)
+        };
+        let way = open().map_err(|error| EdgeUnreachable { member: to, error })?;
+        links.add(to, way);
     }
     Ok(links)
 }

@@ -4,7 +4,7 @@
 //! and comes back as an event.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -12,17 +12,19 @@ use std::time::{Duration, Instant};
 use motley_engine::{EngineOptions, LayerSet, Model};
 use motley_gateway::{ClusterState, Health, Series};
 use motley_ring::{
-    Addresses, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
+    Addresses, Admission, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
     CoordinatorOptions, CoordinatorOutput, Deployment, DeploymentMember, Epoch, Hello, LossReason,
     MemberIndex, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, PeerLost, Prepare, Prepared,
     ProfileJson, Refused, Text, WireElement,
 };
 
-use super::dial::{DialError, open_edges};
+use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
+use super::remains::Remains;
 use super::room::Sizes;
 use super::roster::RosterWatch;
 use super::series;
+use super::session::Session;
 use super::shelf::Shelf;
 use super::split::{self, Split};
 use super::stages::{Stage, Stages};
@@ -35,16 +37,17 @@ use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, LoadFailure
 use crate::identity::{self, Identity, StateFolder};
 use crate::stage::{self, Arrival, EdgePlace, Links};
 use crate::terminal;
-use crate::transport::{Closer, Endpoint, Listener};
+use crate::transport::{Endpoint, Listener};
 
 /// How long to wait for more changes before layers are dealt out anew.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// How long a node that failed is left out before it is tried again.
+/// How long a node that failed is left out before it is tried again; twice as long after each
+/// further failure, so that one that cannot be used does not hold up the others for ever.
 const PENANCE: Duration = Duration::from_secs(30);
 
-/// Messages that wait to be written to one node at most; one that is further behind is cut off.
-const MESSAGES_WAITING_MAX: usize = 256;
+/// The penance doubles at most so often.
+const PENANCE_DOUBLINGS_MAX: u32 = 7;
 
 /// The file that keeps the highest epoch.
 const EPOCH_FILE: &str = "epoch";
@@ -69,10 +72,11 @@ pub(crate) struct HeadPlan {
 /// What happens to a head.
 pub(super) enum Event {
     Hello(Box<Hello>, MessageConnection),
-    Message(NodeId, ControlMessage),
+    /// A message of a node over the connection that this session is of.
+    Message(NodeId, u64, ControlMessage),
     Closed(NodeId, u64),
     /// The ways to the other members are open, or cannot be.
-    Linked(Epoch, Result<Links, DialError>),
+    Linked(Epoch, Result<Links, EdgeUnreachable>),
     Loaded(Epoch, Result<EngineFacts, LoadFailure>),
     Left(Leaving),
     EdgeBroken(Epoch, MemberIndex, String),
@@ -182,12 +186,6 @@ fn own_addresses(bound: std::net::SocketAddr) -> Addresses {
     Addresses::new(addresses).unwrap_or_default()
 }
 
-/// A node with a control connection.
-pub(super) struct Session {
-    outbox: SyncSender<ControlMessage>,
-    pub(super) closer: Closer,
-}
-
 /// The head's own part of a deployment that is not in force yet.
 pub(super) struct Upcoming {
     pub(super) epoch: Epoch,
@@ -225,6 +223,12 @@ pub(super) struct Control {
     pub(super) dealt_to: Option<BTreeSet<NodeId>>,
     pub(super) shunned: BTreeMap<NodeId, Duration>,
     pub(super) roster: RosterWatch,
+    /// How often each node has failed since it came.
+    pub(super) failures: BTreeMap<NodeId, u32>,
+    /// Whether there were as many nodes as were to be waited for.
+    pub(super) complete_once: bool,
+    /// Engines that are not wanted any more, and end on their own threads.
+    pub(super) remains: Remains,
     pub(super) serving: Option<Duties>,
     pub(super) progress: BTreeMap<NodeId, (u64, u64)>,
     pub(super) activity: BTreeMap<NodeId, Pace>,
@@ -277,6 +281,9 @@ impl Control {
             dealt_to: None,
             shunned: BTreeMap::new(),
             roster,
+            failures: BTreeMap::new(),
+            complete_once: false,
+            remains: Remains::default(),
             serving: None,
             progress: BTreeMap::new(),
             activity: BTreeMap::new(),
@@ -307,7 +314,7 @@ impl Control {
         let leave = ControlMessage::Leave(motley_ring::Leave { reason });
         for session in self.sessions.values() {
             // A node that does not hear it notices the closed connection.
-            let _ = session.outbox.try_send(leave.clone());
+            session.send(leave.clone());
         }
     }
 
@@ -315,7 +322,11 @@ impl Control {
         let now = self.began.elapsed();
         match event {
             Event::Hello(hello, connection) => self.admit(*hello, connection, now),
-            Event::Message(node, message) => {
+            Event::Message(node, session, message) => {
+                // What an older connection of the node brought is of no meaning any more.
+                if self.sessions.get(&node).is_none_or(|it| !it.is(session)) {
+                    return;
+                }
                 if let Err(fault) = self.coordinator.handle(node, message, now) {
                     terminal::note(&format!("{}: {fault}\n", self.name_of(node)));
                 }
@@ -346,57 +357,29 @@ impl Control {
     }
 
     /// Takes a node in, or tells it why not.
-    fn admit(&mut self, hello: Hello, connection: MessageConnection, now: Duration) {
+    fn admit(&mut self, hello: Hello, mut connection: MessageConnection, now: Duration) {
         let (node, name) = (hello.node, hello.name.clone());
-        let MessageConnection { mut receiver, mut sender, closer } = connection;
         let admission = match self.coordinator.joined(hello, now) {
             Ok(admission) => admission,
             Err(refused) => {
                 let Refused { message, .. } = &*refused;
                 terminal::note(&format!("{name} is not let in: {message}\n"));
                 // It is told if it listens.
-                let _ = sender.send(&ControlMessage::Refused(*refused), &[]);
-                return closer.close();
+                let _ = connection.sender.send(&ControlMessage::Refused(*refused), &[]);
+                return connection.closer.close();
             }
         };
-        let (outbox, outgoing) = sync_channel::<ControlMessage>(MESSAGES_WAITING_MAX);
-        let welcome = ControlMessage::Welcome(admission.welcome);
-        let session = admission.session;
+        // An older connection of the node is closed before the new one takes its place.
+        self.carry_out();
+        let Admission { welcome, session } = admission;
         let events = self.events.clone();
-        let cut = closer.clone();
-        let writing = move || {
-            let mut sent = sender.send(&welcome, &[]);
-            while sent.is_ok() {
-                let Ok(message) = outgoing.recv() else { return };
-                sent = sender.send(&message, &[]);
-            }
-            cut.close();
+        let Ok(session) = Session::start(node, session, welcome, connection, events) else {
+            return self.coordinator.closed(node, session);
         };
-        let reading = move || {
-            loop {
-                match receiver.receive(motley_ring::limits::LOST_AFTER, true) {
-                    Ok(Some((message, _))) => {
-                        if events.send(Event::Message(node, message)).is_err() {
-                            return;
-                        }
-                    }
-                    Ok(None) => {}
-                    Err(_) => break,
-                }
-            }
-            let _ = events.send(Event::Closed(node, session));
-        };
-        let started = thread::Builder::new()
-            .name("control out".to_owned())
-            .spawn(writing)
-            .and_then(|_| thread::Builder::new().name("control in".to_owned()).spawn(reading));
-        if started.is_err() {
-            self.coordinator.closed(node, session);
-            return closer.close();
-        }
         terminal::note(&format!("{name} has joined\n"));
-        self.sessions.insert(node, Session { outbox, closer });
+        self.sessions.insert(node, session);
         self.shunned.remove(&node);
+        self.failures.remove(&node);
         self.replan_at = Some(now + SETTLE);
     }
 
@@ -409,7 +392,8 @@ impl Control {
             .copied()
             .filter(|node| !self.shunned.contains_key(node) && !self.roster.is_drained(node))
             .collect();
-        if there.len() <= self.plan.nodes_awaited && self.dealt_to.is_none() {
+        self.complete_once |= there.len() > self.plan.nodes_awaited;
+        if !self.complete_once {
             let missing = self.plan.nodes_awaited + 1 - there.len();
             self.problem = Some(format!("waiting for {missing} more nodes"));
             return;
@@ -431,15 +415,22 @@ impl Control {
         }
     }
 
-    /// Nothing can be deployed with these nodes. What is in force serves on; without it, nobody
-    /// will answer what waits.
+    /// Nothing can be deployed with these nodes. What is in force serves on.
     fn give_up(&mut self, reason: String) {
         terminal::note(&format!("no plan: {reason}\n"));
-        if !self.seated {
-            self.driver.refuse_waiting(&AnswerError::Ring(reason.as_str().into()));
-        }
         self.problem = Some(reason);
         self.dealt_to = None;
+        self.refuse_waiting();
+    }
+
+    /// Without a plan nobody will answer what waits. A request may have come in while the last
+    /// plan broke, so that this is done again and again.
+    pub(super) fn refuse_waiting(&self) {
+        if let Some(reason) =
+            self.problem.as_deref().filter(|_| !self.seated && self.serving.is_none())
+        {
+            self.driver.refuse_waiting(&AnswerError::Ring(reason.into()));
+        }
     }
 
     fn deployment(&self, there: &BTreeSet<NodeId>) -> anyhow::Result<Deployment> {
@@ -501,9 +492,9 @@ impl Control {
                 }
                 CoordinatorOutput::Ready { .. } => {
                     self.commit_when_free = true;
-                    if self.seated {
-                        self.driver.drain();
-                    } else {
+                    if let Some(serving) = self.serving.as_ref().filter(|_| self.seated) {
+                        self.driver.drain(serving.epoch);
+                    } else if !self.seated {
                         self.commit(now);
                     }
                 }
@@ -545,9 +536,8 @@ impl Control {
     }
 
     fn send(&mut self, to: NodeId, message: ControlMessage) {
-        let Some(session) = self.sessions.get(&to) else { return };
-        if session.outbox.try_send(message).is_err() {
-            session.closer.close();
+        if let Some(session) = self.sessions.get(&to) {
+            session.send(message);
         }
     }
 
@@ -560,7 +550,8 @@ impl Control {
             }
             ControlMessage::Release(OfEpoch { epoch }) => {
                 self.stages.remove(epoch);
-                self.upcoming.take_if(|upcoming| upcoming.epoch == epoch);
+                let upcoming = self.upcoming.take_if(|upcoming| upcoming.epoch == epoch);
+                self.remains.bury(upcoming.and_then(|upcoming| upcoming.standby));
                 self.tell_coordinator(ControlMessage::Released(OfEpoch { epoch }), now);
             }
             _ => {}
@@ -584,26 +575,39 @@ impl Control {
             broken: Arc::clone(&broken),
         });
         let (endpoint, stages) = (Arc::clone(&self.plan.endpoint), Arc::clone(&self.stages));
-        let place = EdgePlace { assignment, from: prepare.member, to: prepare.member };
+        let own = prepare.member;
+        let place = EdgePlace { assignment, from: own, to: own };
         let peers = prepare.members.to_vec();
         let events = self.events.clone();
+        let before = self.remains.take();
         let opening = move || {
+            before.wait();
             let keep = |closer| stages.keep(epoch, closer);
             let linked = open_edges(&endpoint, &place, &peers, keep, &broken);
             let _ = events.send(Event::Linked(epoch, linked));
         };
         self.upcoming = Some(Upcoming { epoch, prepare, standby: None });
         if let Err(error) = thread::Builder::new().name("dial".to_owned()).spawn(opening) {
-            let _ = self.events.send(Event::Linked(epoch, Err(error.into())));
+            let failed = EdgeUnreachable { member: own, error: error.into() };
+            let _ = self.events.send(Event::Linked(epoch, Err(failed)));
         }
     }
 
     /// The ways to the others are open: the engine can be loaded.
-    fn linked(&mut self, epoch: Epoch, linked: Result<Links, DialError>, now: Duration) {
+    fn linked(&mut self, epoch: Epoch, linked: Result<Links, EdgeUnreachable>, now: Duration) {
+        let links = match linked {
+            Ok(links) => links,
+            // Whoever cannot be reached is at fault, not this device.
+            Err(EdgeUnreachable { member, error }) => {
+                let cause = Text::cut(&format!("{:#}", anyhow::Error::from(error)));
+                let lost = PeerLost { epoch, member, cause };
+                return self.tell_coordinator(ControlMessage::PeerLost(lost), now);
+            }
+        };
         let Some(upcoming) = self.upcoming.as_mut().filter(|it| it.epoch == epoch) else { return };
-        let loading = linked.map_err(anyhow::Error::from).and_then(|links| {
-            let assignment = Arc::new(upcoming.prepare.assignment.clone());
-            let own = upcoming.prepare.member;
+        let assignment = Arc::new(upcoming.prepare.assignment.clone());
+        let own = upcoming.prepare.member;
+        let loading = (|| -> anyhow::Result<Standby> {
             let layers = assignment.windows_of(own);
             let layers = layers.map(|window| window.start as usize..window.end as usize);
             let options = EngineOptions {
@@ -622,7 +626,7 @@ impl Control {
             let report = move |facts| drop(loaded.send(Event::Loaded(epoch, facts)));
             let on_leave = Box::new(move |leaving| drop(left.send(Event::Left(leaving))));
             Ok(self.driver.load(deployment, report, on_leave)?)
-        });
+        })();
         match loading {
             Ok(standby) => upcoming.standby = Some(standby),
             Err(error) => {
@@ -704,7 +708,9 @@ impl Control {
             self.give_up(cause.to_owned());
             return;
         }
-        self.shunned.insert(node, now + PENANCE);
+        let failures = self.failures.entry(node).or_default();
+        self.shunned.insert(node, now + PENANCE * 2_u32.pow(*failures));
+        *failures = (*failures + 1).min(PENANCE_DOUBLINGS_MAX);
         self.replan_at = Some(now + SETTLE);
     }
 
@@ -719,7 +725,7 @@ impl Control {
         };
         terminal::note(&format!("{name} is gone: {why}\n"));
         if let Some(session) = self.sessions.remove(&node) {
-            session.closer.close();
+            session.close();
         }
         if let Some(epoch) = ended {
             self.end_serving(epoch, &name);

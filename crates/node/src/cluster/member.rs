@@ -19,8 +19,9 @@ use motley_ring::{
     MicroBatchId, Name, NodeId, Peer, Prepare, ProfileJson, Progress, Refused,
 };
 
-use super::dial::{dial, open_edges};
+use super::dial::{EdgeUnreachable, dial, open_edges};
 use super::door::Door;
+use super::remains::Remains;
 use super::room::{self, Sizes};
 use super::shelf::{Holding, RemoteShelf, Shelf};
 use super::stages::{Stage, Stages};
@@ -94,7 +95,7 @@ enum Event {
     Fetched(Epoch, Result<PathBuf, String>),
     Loaded(Epoch, Result<EngineMemory, String>),
     /// The ways to the other members are open, or cannot be.
-    Linked(Epoch, Result<(), String>),
+    Linked(Epoch, Result<(), EdgeUnreachable>),
     StepFailed(Epoch, MicroBatchId, String),
     EdgeBroken(Epoch, MemberIndex, String),
 }
@@ -159,6 +160,7 @@ impl Member {
             began: Instant::now(),
             head: Peer { node: welcome.node, addresses: addresses_of(&[head_address]) },
             deployments: BTreeMap::new(),
+            remains: Remains::default(),
             over: None,
         };
         let end = session.run(&inbox);
@@ -182,9 +184,11 @@ impl Member {
         }
         Err(match last {
             // Trying again would change nothing.
-            Some(error @ ConnectError::Removed { ours: true, .. }) => {
-                Failure::new(Kind::Refused, error).hint("motley join TOKEN enters it again")
-            }
+            Some(
+                error @ (ConnectError::Removed { ours: true, .. }
+                | ConnectError::NotMember { ours: true, .. }
+                | ConnectError::Expired { ours: true, .. }),
+            ) => Failure::new(Kind::Refused, error).hint("motley join TOKEN enters it again"),
             Some(error) => Failure::new(Kind::Failed, error)
                 .hint("motley join ADDRESS tries another; motley serve --lan lets itself be found"),
             None => Failure::usage("no address of a head is known, and none announces itself")
@@ -264,6 +268,8 @@ struct Session<'m> {
     began: Instant,
     head: Peer,
     deployments: BTreeMap<Epoch, Held>,
+    /// Engines that are not wanted any more.
+    remains: Remains,
     over: Option<SessionEnd>,
 }
 
@@ -329,7 +335,11 @@ impl Session<'_> {
             },
             Event::Linked(epoch, linked) => match (linked, self.deployments.get(&epoch)) {
                 (Ok(()), Some(held)) => self.follower.prepared(epoch, held.memory_bytes),
-                (Err(cause), _) => self.fail(epoch, &cause),
+                // Whoever cannot be reached is at fault, not this device.
+                (Err(EdgeUnreachable { member, error }), _) => {
+                    let cause = format!("{:#}", anyhow::Error::from(error));
+                    self.follower.peer_lost(epoch, member, &cause);
+                }
                 (Ok(()), None) => {}
             },
             Event::StepFailed(epoch, micro_batch, cause) => {
@@ -367,7 +377,7 @@ impl Session<'_> {
                 }
                 FollowerOutput::Abandon(epoch) | FollowerOutput::Retire(epoch) => {
                     self.member.stages.remove(epoch);
-                    self.deployments.remove(&epoch);
+                    self.remains.bury(self.deployments.remove(&epoch));
                 }
                 FollowerOutput::HeadLost { silent_for } => {
                     let silent = terminal::duration(silent_for);
@@ -406,7 +416,9 @@ impl Session<'_> {
             prepare: Arc::clone(&prepare),
             events,
         };
+        let before = self.remains.take();
         let started = thread::Builder::new().name("fetch".to_owned()).spawn(move || {
+            before.wait();
             let fetched = fetcher.run().map_err(|error| format!("{error:#}"));
             let _ = fetching.send(Event::Fetched(epoch, fetched));
         });
@@ -522,8 +534,7 @@ impl Session<'_> {
             let place = EdgePlace { assignment, from: prepare.member, to: prepare.member };
             let keep = |closer| stages.keep(epoch, closer);
             let linked = open_edges(&endpoint, &place, &prepare.members, keep, &broken)
-                .map(|links| ways.connect(links))
-                .map_err(|error| format!("{:#}", anyhow::Error::from(error)));
+                .map(|links| ways.connect(links));
             let _ = events.send(Event::Linked(epoch, linked));
         };
         if let Err(error) = thread::Builder::new().name("dial".to_owned()).spawn(opening) {

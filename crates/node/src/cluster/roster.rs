@@ -44,16 +44,17 @@ impl RosterWatch {
 
 impl Control {
     /// Removed nodes lose their connections at once; drained ones lose their layers as soon as what
-    /// is being answered is done.
+    /// is being answered is done; those that failed get another chance.
     pub(super) fn look_at_roster(&mut self, now: Duration) {
         if now < self.roster.read + INTERVAL {
             return;
         }
         self.roster.read = now;
+        self.refuse_waiting();
         for (node, session) in &self.sessions {
             let id = identity::NodeId::from_bytes(node.0);
             if self.plan.endpoint.standing(&id) != Standing::Member {
-                session.closer.close();
+                session.close();
             }
         }
         if self.roster.read_drained() {

@@ -193,7 +193,12 @@ impl Head {
                     self.submit(ask, sequence);
                 }
             }
-            Message::Drain => self.drain(seat),
+            Message::Drain(epoch) => {
+                if epoch == self.member.assignment().epoch() {
+                    self.drain(seat);
+                }
+            }
+            Message::LookAround => {}
             Message::Ring(Arrival::Frame { from, header, batch, payload }) => {
                 match self.member.handle_frame(from, &header, batch, payload) {
                     Ok(Accepted::Queued | Accepted::Dropped) => {}

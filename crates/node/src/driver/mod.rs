@@ -117,8 +117,11 @@ enum Message {
     Job(Box<Job>),
     /// Something from the members of the ring.
     Ring(Arrival),
-    /// End what runs, begin nothing, and leave the seat.
-    Drain,
+    /// End what runs, begin nothing, and leave the seat, if it serves this deployment: a head that
+    /// has gone by itself may have left the word to its successor.
+    Drain(Epoch),
+    /// Look whether the program is to end.
+    LookAround,
 }
 
 /// Hands what comes over the network to the head.
@@ -318,10 +321,11 @@ impl Driver {
         *lock(&self.running) = Some(thread);
     }
 
-    /// Tells the head to finish what runs and to leave its seat; requests that wait go on waiting.
-    pub(crate) fn drain(&self) {
+    /// Tells the head of this deployment to finish what runs and to leave its seat; requests that
+    /// wait go on waiting.
+    pub(crate) fn drain(&self, epoch: Epoch) {
         // Without a head there is nobody to tell.
-        let _ = self.jobs.send(Message::Drain);
+        let _ = self.jobs.send(Message::Drain(epoch));
     }
 
     /// Tells all requests that wait for a head that none will come.
@@ -411,7 +415,7 @@ impl Drop for Driver {
         let thread = lock(&self.running).take();
         if let Some(thread) = &thread {
             thread.stop.store(true, Ordering::Relaxed);
-            let _ = self.jobs.try_send(Message::Drain);
+            let _ = self.jobs.try_send(Message::LookAround);
         }
         drop(thread);
         self.refuse_waiting(&AnswerError::Stopped);

@@ -136,7 +136,13 @@ impl Worker {
         while !stop.load(Ordering::Relaxed) {
             match next_arrival(arrivals) {
                 Ok(Some(arrival)) => self.take(arrival),
-                Ok(None) => continue,
+                Ok(None) => {
+                    // Counted although nothing comes, so that others see the device at rest.
+                    let now = Instant::now();
+                    add(&self.meter.idle_ns, now - idle_since);
+                    idle_since = now;
+                    continue;
+                }
                 Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => return,
             }
             while let Ok(arrival) = arrivals.try_recv() {
