@@ -9,7 +9,7 @@ const PROMPT: &str = "Once upon a time there was a fox who";
 #[test]
 fn a_device_that_joins_does_not_disturb_a_running_answer() {
     /// Long enough for a device to join meanwhile.
-    const TOKENS: u32 = 300;
+    const TOKENS: u32 = 200;
     let Some(model) = model() else { return };
     let mut rig = Rig::start(&model, 1, &[]);
     let (url, epoch) = (rig.url(), rig.serving(2));
