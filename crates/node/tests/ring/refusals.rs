@@ -134,7 +134,7 @@ fn a_member_that_is_removed_is_out_at_once() {
     expect![[r#"
         exit 4
         motley: this device was removed from the cluster; it needs a new token
-        hint: motley token new on the device that serves makes a token
+        hint: motley join TOKEN enters it again
     "#]]
     .assert_eq(&format!("exit {code}\n{told}"));
 }
