@@ -332,7 +332,12 @@ fn why(json: &str) -> String {
     hashed.extend_from_slice(json.as_bytes());
     match header(crc32fast::hash(&hashed)).decode_message(json.as_bytes()) {
         Ok(message) => format!("{} is a message", message.name()),
-        Err(ControlError::Json(source)) => source.to_string(),
+        // Where in the text depends on the order of a map's entries, which other crates of a build
+        // may change.
+        Err(ControlError::Json(source)) => {
+            let told = source.to_string();
+            told.split(" at line ").next().unwrap_or_default().to_owned()
+        }
         Err(other) => other.to_string(),
     }
 }
@@ -365,18 +370,18 @@ fn what_is_unknown_or_too_long_is_no_message() {
     ];
     expect![[r#"
         ping is a message
-        unknown field `code`, expected `nonce` at line 1 column 25
-        missing field `nonce` at line 1 column 10
-        invalid value: integer `-7`, expected u64 at line 1 column 19
-        unknown variant `shell`, expected one of `hello`, `welcome`, `refused`, `prepare`, `progress`, `prepared`, `prepare_failed`, `commit`, `committed`, `release`, `released`, `ping`, `pong`, `step_failed`, `peer_lost`, `leave`, `edge`, `fetch_manifest`, `manifest`, `fetch_block`, `block`, `no_block` at line 1 column 8
+        unknown field `code`, expected `nonce`
+        missing field `nonce`
+        invalid value: integer `-7`, expected u64
+        unknown variant `shell`, expected one of `hello`, `welcome`, `refused`, `prepare`, `progress`, `prepared`, `prepare_failed`, `commit`, `committed`, `release`, `released`, `ping`, `pong`, `step_failed`, `peer_lost`, `leave`, `edge`, `fetch_manifest`, `manifest`, `fetch_block`, `block`, `no_block`
         ping is a message
-        trailing characters at line 1 column 21
-        expected value at line 1 column 1
-        not 64 lower-case hexadecimal digits at line 1 column 39
-        a control character at byte 1 at line 1 column 26
-        1025 bytes, at most 1024 are allowed at line 1 column 1047
-        17 entries, at most 16 are allowed at line 1 column 244
-        70002 bytes, at most 65536 are allowed at line 1 column 70215
+        trailing characters
+        expected value
+        not 64 lower-case hexadecimal digits
+        a control character at byte 1
+        1025 bytes, at most 1024 are allowed
+        17 entries, at most 16 are allowed
+        70002 bytes, at most 65536 are allowed
         0 raw bytes follow a message of type block, which has 5"#]].assert_eq(&told.join("\n"));
 }
 
