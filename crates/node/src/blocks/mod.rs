@@ -2,7 +2,7 @@
 //! and the sparse file they are kept in. It knows no socket; a source of blocks is a trait.
 //!
 //! Start with [`Manifest::of_files`] on the device that has a model, and with [`PartialModel::open`],
-//! [`metadata_blocks`], [`blocks_for`] and [`fetch`] on one that has not.
+//! [`metadata_blocks`], [`blocks_for`] and [`fetch()`] on one that has not.
 
 mod digest;
 mod disk;

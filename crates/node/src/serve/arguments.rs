@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     /// Host name that clients may call this machine by; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(super) host_name: Vec<String>,
-    /// Site whose pages may read answers, such as https://chat.example
+    /// Site whose pages may read answers, such as `https://chat.example`
     #[arg(long, value_name = "ORIGIN")]
     pub(super) allow_origin: Vec<String>,
     /// Also export metrics under other servers' names

@@ -2,7 +2,7 @@
 //! knows no frame.
 //!
 //! An [`Endpoint`] is what a device shows and whom it believes. [`Listener`] lets others in,
-//! [`connect`] goes to them; both give a [`Connection`], which splits into a [`Receiver`] and a
+//! [`connect()`] goes to them; both give a [`Connection`], which splits into a [`Receiver`] and a
 //! [`Sender`] for two threads. Every wait has a limit.
 
 mod addresses;
