@@ -2,9 +2,9 @@
 //! tool that tries everything our OpenAPI file allows.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::cache::Workplace;
 use crate::models::SMOLLM2;
-use crate::process::{self, Job};
+use crate::process::{self, Job, Service};
 use crate::steps::Outcome;
 
 /// How long the server may take to load the model.
@@ -110,19 +110,17 @@ fn node_clients(workplace: &Workplace, folder: &Path) -> Result<Option<PathBuf>>
 /// A `motley serve` that ends with this value.
 struct Server {
     url: String,
-    child: Child,
+    process: Service,
 }
 
 impl Server {
     fn start(workplace: &Workplace, context: &str) -> Result<Self> {
-        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let log = fs::File::create(workplace.logs.join("serve.log"))?;
+        let address = process::free_address()?;
         let mut motley = Command::new(workplace.target.join("release").join("motley"));
         motley.arg("serve").arg(SMOLLM2.path(workplace));
         motley.args(["-np", "8", "-c", context, "-t", "1", "--port", &address.port().to_string()]);
-        motley.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = motley.spawn().context("cannot start motley serve")?;
-        let mut server = Self { url: format!("http://{address}"), child };
+        let process = Service::start(motley, workplace.logs.join("serve.log"))?;
+        let mut server = Self { url: format!("http://{address}"), process };
         server.wait(address)?;
         Ok(server)
     }
@@ -131,8 +129,7 @@ impl Server {
         let until = Instant::now() + START_LIMIT;
         // The port is bound before the model is loaded; a request waits for it.
         while TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_err() {
-            let ended = self.child.try_wait()?;
-            ensure!(ended.is_none(), "motley serve ended; its log is serve.log in the cache");
+            self.process.check().context("motley serve")?;
             ensure!(Instant::now() < until, "motley serve is not ready after {START_LIMIT:?}");
             thread::sleep(Duration::from_millis(100));
         }
@@ -144,12 +141,5 @@ impl Server {
         let mut client = Command::new(program);
         client.env("MOTLEY_URL", &self.url);
         client
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -1,19 +1,19 @@
 //! The demo's main act: three nodes on this machine run one model and answer through the gateway.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::cache::Workplace;
 use crate::models::SMOLLM2;
-use crate::process;
+use crate::process::{self, Service, free_address};
 use crate::steps::Outcome;
 
 const PROMPT: &str = "Name three things that float on water.";
@@ -74,13 +74,7 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
 struct Ring {
     program: PathBuf,
     folder: PathBuf,
-    nodes: Vec<Node>,
-}
-
-struct Node {
-    name: &'static str,
-    log: PathBuf,
-    child: Child,
+    nodes: Vec<(&'static str, Service)>,
 }
 
 impl Ring {
@@ -98,15 +92,12 @@ impl Ring {
         arguments: impl FnOnce(&mut Command, &Path),
     ) -> Result<()> {
         let log = self.folder.join(format!("{name}.log"));
-        let file = File::create(&log)?;
         let mut motley = Command::new(&self.program);
         arguments(&mut motley, &self.folder.join(name));
-        motley.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let words: Vec<_> = motley.get_args().map(|word| word.to_string_lossy()).collect();
         let words: Vec<&str> = words.iter().map(|word| shortened(word)).collect();
         eprintln!("   motley {}", words.join(" "));
-        let child = motley.spawn().with_context(|| format!("cannot start {name}"))?;
-        self.nodes.push(Node { name, log, child });
+        self.nodes.push((name, Service::start(motley, log)?));
         Ok(())
     }
 
@@ -114,11 +105,8 @@ impl Ring {
     fn wait(&mut self, is_so: impl Fn() -> Result<bool>) -> Result<()> {
         let until = Instant::now() + START_LIMIT;
         while !is_so()? {
-            for node in &mut self.nodes {
-                if let Some(status) = node.child.try_wait()? {
-                    let log = fs::read_to_string(&node.log).unwrap_or_default();
-                    bail!("{} ended with {status}:\n{log}", node.name);
-                }
+            for (name, node) in &mut self.nodes {
+                node.check().context(*name)?;
             }
             ensure!(Instant::now() < until, "the nodes are not ready after {START_LIMIT:?}");
             thread::sleep(LOOK);
@@ -143,11 +131,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        for node in &mut self.nodes {
-            // A node that has ended already needs no more.
-            let _ = node.child.kill();
-            let _ = node.child.wait();
-        }
+        // They end before their folder goes.
+        self.nodes.clear();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -155,11 +140,6 @@ impl Drop for Ring {
 /// A word of a command line as it is shown: tokens are secret and long.
 fn shortened(word: &str) -> &str {
     if word.starts_with("motley1_") { "motley1_..." } else { word }
-}
-
-/// An address of this machine that nobody listens at.
-fn free_address() -> Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 /// One request to the gateway: its status and its answer.

@@ -2,7 +2,8 @@
 
 use std::fs::{self, File};
 use std::io::{IsTerminal as _, Seek as _, Write as _};
-use std::path::Path;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -27,6 +28,45 @@ pub(crate) struct Job<'a> {
     pub(crate) limit: Duration,
     /// What to do if it fails.
     pub(crate) hint: &'a str,
+}
+
+/// A child that runs until this value is dropped, with its output in a file.
+pub(crate) struct Service {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Service {
+    /// Starts a child.
+    pub(crate) fn start(mut command: Command, log: PathBuf) -> Result<Self> {
+        let file = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().with_context(|| format!("cannot run {name}"))?;
+        Ok(Self { child, log })
+    }
+
+    /// Fails with the log of a child that has ended.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            bail!("it ended with {status}:\n{log}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // One that has ended already needs no more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address of this machine that nobody listens at.
+pub(crate) fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 /// Runs a child whose output goes to the terminal.

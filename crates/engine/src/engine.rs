@@ -208,6 +208,16 @@ pub struct EngineMemory {
     pub compute_bytes: u64,
 }
 
+impl EngineMemory {
+    /// All of it.
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_mapped_bytes
+            + self.weights_allocated_bytes
+            + self.cache_bytes
+            + self.compute_bytes
+    }
+}
+
 /// Runs windows of layers over rows of many sequences.
 ///
 /// One batch may mix prompt chunks and single tokens of many slots. The caller feeds rows of a

@@ -203,6 +203,12 @@ pub enum Failure {
     /// A device went away and its work could not be taken over.
     #[error("a device was lost and its work could not be taken over")]
     NodeLost,
+    /// No device or group of devices can run the model any more.
+    #[error("no plan: {reason}")]
+    NoPlan {
+        /// Why, in words.
+        reason: String,
+    },
     /// The backend ended the stream without a final event; always our bug.
     #[error("the generation ended without a result")]
     Abandoned,

@@ -256,6 +256,7 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NodeLost => Self::NodeLost,
+            Failure::NoPlan { reason } => Self::NoPlan { reason },
             Failure::TimedOut { limit } => Self::TimedOut { limit },
             Failure::Stopping => Self::Stopping,
             Failure::Abandoned | Failure::Compute { .. } => Self::Failed,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
+use crate::cluster::layer_ranges;
 use crate::failure::{Failure, Kind};
 use crate::terminal::{self, Table};
 
@@ -138,14 +139,9 @@ fn count(number: usize, what: &str) -> String {
 /// Layers in few characters: `0-3 8`.
 pub(crate) fn layers(value: &Json) -> String {
     let windows = value.as_array().map_or(&[][..], Vec::as_slice);
-    let texts: Vec<String> = windows
-        .iter()
-        .filter_map(|window| Some((window[0].as_u64()?, window[1].as_u64()?)))
-        .map(|(first, end)| match end.saturating_sub(first) {
-            1 => first.to_string(),
-            _ => format!("{first}-{}", end.saturating_sub(1)),
-        })
-        .collect();
+    let texts = layer_ranges(
+        windows.iter().filter_map(|window| Some((window[0].as_u64()?, window[1].as_u64()?))),
+    );
     if texts.is_empty() { "-".to_owned() } else { texts.join(" ") }
 }
 

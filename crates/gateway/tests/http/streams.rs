@@ -34,6 +34,7 @@ async fn a_failure_before_the_first_byte_has_a_status() {
     for (failure, status, code, retry) in [
         (Failure::NodeLost, 503, "node_lost", "2"),
         (Failure::Stopping, 503, "server_stopping", "2"),
+        (Failure::NoPlan { reason: "too little memory".to_owned() }, 503, "no_plan", "30"),
         (Failure::Compute { cause: "nan".to_owned() }, 500, "generation_failed", ""),
     ] {
         client.fake.play(vec![Step::Wait(Duration::from_secs(14)), Step::Fail(failure)]);

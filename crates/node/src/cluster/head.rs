@@ -15,11 +15,12 @@ use motley_ring::{
     Addresses, Admission, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
     CoordinatorOptions, CoordinatorOutput, Deployment, DeploymentMember, Epoch, Hello, LossReason,
     MemberIndex, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, PeerLost, Prepare, Prepared,
-    ProfileJson, Refused, Text, WireElement,
+    Refused, Text, WireElement,
 };
 
 use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
+use super::epoch;
 use super::remains::Remains;
 use super::room::Sizes;
 use super::roster::RosterWatch;
@@ -48,9 +49,6 @@ const PENANCE: Duration = Duration::from_secs(30);
 
 /// The penance doubles at most so often.
 const PENANCE_DOUBLINGS_MAX: u32 = 7;
-
-/// The file that keeps the highest epoch.
-const EPOCH_FILE: &str = "epoch";
 
 /// What a head serves, and how.
 pub(crate) struct HeadPlan {
@@ -180,10 +178,7 @@ fn own_addresses(bound: std::net::SocketAddr) -> Addresses {
         ip if ip.is_unspecified() => crate::transport::own_addresses(),
         ip => vec![ip],
     };
-    let texts = ips.into_iter().take(motley_ring::limits::ADDRESSES_MAX);
-    let texts = texts.map(|ip| std::net::SocketAddr::new(ip, bound.port()).to_string());
-    let addresses: Vec<_> = texts.filter_map(|text| motley_ring::Address::new(text).ok()).collect();
-    Addresses::new(addresses).unwrap_or_default()
+    super::addresses_of(ips.into_iter().map(|ip| std::net::SocketAddr::new(ip, bound.port())))
 }
 
 /// The head's own part of a deployment that is not in force yet.
@@ -240,26 +235,14 @@ impl Control {
         let Outlets { driver, stages, events, view } = outlets;
         let identity = plan.endpoint.identity();
         let own = NodeId(*identity.node().as_bytes());
-        let build = Name::cut(env!("CARGO_PKG_VERSION"));
         let options = CoordinatorOptions {
             node: own,
             name: Name::cut(identity.name()),
-            build: build.clone(),
+            build: super::build(),
             engine_build: super::engine_build(),
-            epoch_seen: read_epoch(&plan.folder),
+            epoch_seen: epoch::read(&plan.folder),
         };
-        let hello = Hello {
-            protocol_min: motley_ring::limits::PROTOCOL_VERSION_MIN,
-            protocol_max: motley_ring::limits::PROTOCOL_VERSION,
-            build,
-            engine_build: super::engine_build(),
-            node: own,
-            name: Name::cut(identity.name()),
-            addresses,
-            memory_budget_bytes: plan.budget_bytes,
-            epoch_seen: options.epoch_seen,
-            profile: ProfileJson::default(),
-        };
+        let hello = super::hello(identity, addresses, plan.budget_bytes, options.epoch_seen);
         let mut coordinator = Coordinator::new(options, Duration::ZERO);
         coordinator.joined(hello, Duration::ZERO).expect("a head accepts itself");
         let roster = RosterWatch::new(&plan.folder);
@@ -336,11 +319,7 @@ impl Control {
             Event::Loaded(epoch, loaded) => {
                 let message = match loaded {
                     Ok(facts) => {
-                        let memory = facts.memory;
-                        let memory_bytes = memory.weights_mapped_bytes
-                            + memory.weights_allocated_bytes
-                            + memory.cache_bytes
-                            + memory.compute_bytes;
+                        let memory_bytes = facts.memory.total_bytes();
                         ControlMessage::Prepared(Prepared { epoch, memory_bytes })
                     }
                     Err(failure) => self.failed(epoch, &anyhow::Error::from(failure)),
@@ -404,7 +383,7 @@ impl Control {
         match self.deployment(&there) {
             Ok(deployment) => match self.coordinator.deploy(deployment, now) {
                 Ok(epoch) => {
-                    keep_epoch(&self.plan.folder, epoch);
+                    epoch::keep(&self.plan.folder, epoch);
                     self.problem = None;
                     self.progress.clear();
                     self.dealt_to = Some(there);
@@ -429,7 +408,7 @@ impl Control {
         if let Some(reason) =
             self.problem.as_deref().filter(|_| !self.seated && self.serving.is_none())
         {
-            self.driver.refuse_waiting(&AnswerError::Ring(reason.into()));
+            self.driver.refuse_waiting(&AnswerError::NoPlan { reason: reason.into() });
         }
     }
 
@@ -750,17 +729,5 @@ impl Control {
                 known.map_or_else(|| id.short(), |member| member.name.clone())
             }
         }
-    }
-}
-
-fn read_epoch(folder: &StateFolder) -> Epoch {
-    let bytes = folder.read(EPOCH_FILE).ok().flatten();
-    let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
-    Epoch(text.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
-}
-
-fn keep_epoch(folder: &StateFolder, epoch: Epoch) {
-    if let Err(error) = folder.write(EPOCH_FILE, epoch.0.to_string().as_bytes()) {
-        terminal::note(&format!("cannot keep the number of the plan: {error}\n"));
     }
 }

@@ -16,11 +16,12 @@ use motley_ggml::ThreadPoolOptions;
 use motley_ring::limits::{HELLO_TIMEOUT, LOST_AFTER};
 use motley_ring::{
     Addresses, ClusterId, ControlMessage, Epoch, Follower, FollowerOutput, Hello, MemberIndex,
-    MicroBatchId, Name, NodeId, Peer, Prepare, ProfileJson, Progress, Refused,
+    MicroBatchId, NodeId, Peer, Prepare, Progress, Refused,
 };
 
 use super::dial::{EdgeUnreachable, dial, open_edges};
 use super::door::Door;
+use super::epoch;
 use super::remains::Remains;
 use super::room::{self, Sizes};
 use super::shelf::{Holding, RemoteShelf, Shelf};
@@ -42,9 +43,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two reports of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
-
-/// The file that keeps the highest epoch.
-const EPOCH_FILE: &str = "epoch";
 
 /// How a device serves others.
 pub(crate) struct MemberOptions {
@@ -158,7 +156,7 @@ impl Member {
             sender,
             events,
             began: Instant::now(),
-            head: Peer { node: welcome.node, addresses: addresses_of(&[head_address]) },
+            head: Peer { node: welcome.node, addresses: super::addresses_of([head_address]) },
             deployments: BTreeMap::new(),
             remains: Remains::default(),
             over: None,
@@ -224,31 +222,13 @@ impl Member {
 
     fn hello(&self, advertised: std::net::SocketAddr) -> Hello {
         let identity = self.options.endpoint.identity();
-        Hello {
-            protocol_min: motley_ring::limits::PROTOCOL_VERSION_MIN,
-            protocol_max: motley_ring::limits::PROTOCOL_VERSION,
-            build: Name::cut(env!("CARGO_PKG_VERSION")),
-            engine_build: super::engine_build(),
-            node: NodeId(*identity.node().as_bytes()),
-            name: Name::cut(identity.name()),
-            addresses: addresses_of(&[advertised]),
-            memory_budget_bytes: self.options.memory_budget_bytes,
-            epoch_seen: self.epoch_seen(),
-            profile: ProfileJson::default(),
-        }
+        let addresses = super::addresses_of([advertised]);
+        super::hello(identity, addresses, self.options.memory_budget_bytes, self.epoch_seen())
     }
 
     fn epoch_seen(&self) -> Epoch {
-        let bytes = self.options.folder.read(EPOCH_FILE).ok().flatten();
-        let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
-        Epoch(text.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+        epoch::read(&self.options.folder)
     }
-}
-
-fn addresses_of(addresses: &[std::net::SocketAddr]) -> Addresses {
-    let texts = addresses.iter().map(ToString::to_string);
-    let list: Vec<_> = texts.filter_map(|text| motley_ring::Address::new(text).ok()).collect();
-    Addresses::new(list).unwrap_or_default()
 }
 
 /// A deployment that is being prepared or served here.
@@ -398,10 +378,7 @@ impl Session<'_> {
     fn prepare(&mut self, prepare: Prepare) {
         let epoch = prepare.epoch();
         // An epoch is accepted once; after a restart an old head cannot bring an old one back.
-        let kept = self.member.options.folder.write(EPOCH_FILE, epoch.0.to_string().as_bytes());
-        if let Err(error) = kept {
-            terminal::note(&format!("cannot keep the number of the plan: {error}\n"));
-        }
+        epoch::keep(&self.member.options.folder, epoch);
         self.name_peers(&prepare);
         let prepare = Arc::new(self.with_head_address(prepare));
         let inbox = Arc::new(OnceLock::new());
@@ -519,10 +496,7 @@ impl Session<'_> {
     fn loaded(&mut self, epoch: Epoch, memory: EngineMemory) {
         let broken = self.broken(epoch);
         let Some(held) = self.deployments.get_mut(&epoch) else { return };
-        held.memory_bytes = memory.weights_mapped_bytes
-            + memory.weights_allocated_bytes
-            + memory.cache_bytes
-            + memory.compute_bytes;
+        held.memory_bytes = memory.total_bytes();
         let Some(stage) = &held.stage else { return };
         let ways = stage.ways();
         let prepare = Arc::clone(&held.prepare);

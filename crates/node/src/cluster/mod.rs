@@ -6,6 +6,7 @@
 
 mod dial;
 mod door;
+mod epoch;
 mod head;
 mod member;
 mod remains;
@@ -19,7 +20,10 @@ mod stages;
 mod view;
 mod wire;
 
-use motley_ring::Name;
+use std::net::SocketAddr;
+
+use motley_ring::limits::{ADDRESSES_MAX, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};
+use motley_ring::{Address, Addresses, Epoch, Hello, Name, NodeId, ProfileJson};
 
 pub(crate) use head::{ClusterHead, HeadPlan};
 pub(crate) use member::{Member, MemberOptions, SessionEnd};
@@ -27,22 +31,59 @@ pub(crate) use room::Sizes;
 pub(crate) use shelf::{Holding, Shelf};
 pub(crate) use split::Split;
 
+use crate::identity::Identity;
+
 /// The build of ggml, which all members of a ring share: other builds may round differently.
 pub(crate) fn engine_build() -> Name {
     Name::cut(&format!("llama-cpp-sys-2 {}", crate::version::LLAMA_CPP_SYS_VERSION))
 }
 
-/// Layers in words: `layers 0-9, 20-24`.
-pub(crate) fn layer_words(layers: &[(u32, u32)]) -> String {
-    let ranges: Vec<String> = layers
-        .iter()
-        .map(|(first, end)| match end - first {
-            1 => first.to_string(),
-            _ => format!("{first}-{}", end - 1),
-        })
-        .collect();
-    match ranges.as_slice() {
-        [] => "no layers".to_owned(),
+/// This build of the program.
+fn build() -> Name {
+    Name::cut(env!("CARGO_PKG_VERSION"))
+}
+
+/// What a device says of itself when it knocks, or, of a head, when it begins.
+fn hello(
+    identity: &Identity,
+    addresses: Addresses,
+    memory_budget_bytes: u64,
+    epoch_seen: Epoch,
+) -> Hello {
+    Hello {
+        protocol_min: PROTOCOL_VERSION_MIN,
+        protocol_max: PROTOCOL_VERSION,
+        build: build(),
+        engine_build: engine_build(),
+        node: NodeId(*identity.node().as_bytes()),
+        name: Name::cut(identity.name()),
+        addresses,
+        memory_budget_bytes,
+        epoch_seen,
+        profile: ProfileJson::default(),
+    }
+}
+
+/// Addresses as devices tell them, as many as a message can carry.
+fn addresses_of(addresses: impl IntoIterator<Item = SocketAddr>) -> Addresses {
+    let texts = addresses.into_iter().take(ADDRESSES_MAX).map(|address| address.to_string());
+    let list = texts.filter_map(|text| Address::new(text).ok()).collect();
+    Addresses::new(list).unwrap_or_default()
+}
+
+/// Layers, given as first and last plus one, in words: `layers 0-9, 20-24`.
+fn layer_words(layers: &[(u32, u32)]) -> String {
+    match layer_ranges(layers.iter().map(|(first, end)| (u64::from(*first), u64::from(*end)))) {
+        ranges if ranges.is_empty() => "no layers".to_owned(),
         ranges => format!("layers {}", ranges.join(", ")),
     }
+}
+
+/// Each window, given as first and last plus one, as people write it: `0-9`, `20`.
+pub(crate) fn layer_ranges(windows: impl IntoIterator<Item = (u64, u64)>) -> Vec<String> {
+    let range = |(first, end): (u64, u64)| match end.saturating_sub(first) {
+        1 => first.to_string(),
+        _ => format!("{first}-{}", end.saturating_sub(1)),
+    };
+    windows.into_iter().map(range).collect()
 }

@@ -92,22 +92,14 @@ fn receive(
     receiver.receive(&mut bytes, patience)?;
     let header = ControlHeader::decode(&bytes, cluster, longest)?;
     let mut json = vec![0; header.json_bytes as usize];
-    receiver.receive(&mut json, READ_TIMEOUT).map_err(in_the_middle)?;
+    receiver.receive(&mut json, READ_TIMEOUT).map_err(ReceiveError::in_the_middle)?;
     let message = header.decode_message(&json)?;
     let mut raw = vec![0; header.raw_bytes as usize];
     if !raw.is_empty() {
-        receiver.receive(&mut raw, READ_TIMEOUT).map_err(in_the_middle)?;
+        receiver.receive(&mut raw, READ_TIMEOUT).map_err(ReceiveError::in_the_middle)?;
         header.check_raw(&raw)?;
     }
     Ok((message, raw))
-}
-
-/// Silence in the middle of a message breaks the connection.
-fn in_the_middle(error: ReceiveError) -> ReceiveError {
-    match error {
-        ReceiveError::Idle => ReceiveError::Stalled,
-        other => other,
-    }
 }
 
 /// The sending half of a connection that carries messages.

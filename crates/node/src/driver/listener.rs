@@ -95,6 +95,12 @@ pub(crate) enum AnswerError {
         /// Its name.
         node: Arc<str>,
     },
+    /// No devices are left that could answer.
+    #[error("no plan: {reason}")]
+    NoPlan {
+        /// Why, in words.
+        reason: Arc<str>,
+    },
     /// The scheduler did not take what was admitted, which is a fault of ours.
     #[error("cannot schedule: {0}")]
     Refused(Arc<str>),

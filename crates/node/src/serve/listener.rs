@@ -217,6 +217,7 @@ fn failure(error: &AnswerError) -> Failure {
     match error {
         AnswerError::Stopped => Failure::Stopping,
         AnswerError::NodeLost { .. } => Failure::NodeLost,
+        AnswerError::NoPlan { reason } => Failure::NoPlan { reason: reason.to_string() },
         AnswerError::Step(_)
         | AnswerError::Sample(_)
         | AnswerError::Constraint(_)

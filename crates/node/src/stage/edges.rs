@@ -188,13 +188,13 @@ pub(crate) fn read_edge(
         }
         let header = FrameHeader::decode(&header, &shape)?;
         table.resize(header.table_bytes(), 0);
-        receiver.receive(&mut table, READ_TIMEOUT).map_err(in_the_middle)?;
+        receiver.receive(&mut table, READ_TIMEOUT).map_err(ReceiveError::in_the_middle)?;
         let batch = header.decode_runs(&table)?;
         let wanted = place.assignment.expects_frame((place.from, place.to), &header, &batch)?;
         let byte_count = header.payload_bytes as usize;
         let values = format.read(byte_count, |bytes| {
             if !bytes.is_empty() {
-                receiver.receive(bytes, READ_TIMEOUT).map_err(in_the_middle)?;
+                receiver.receive(bytes, READ_TIMEOUT).map_err(ReceiveError::in_the_middle)?;
             }
             Ok::<(), EdgeError>(header.check_payload(bytes)?)
         })?;
@@ -202,14 +202,6 @@ pub(crate) fn read_edge(
         if wanted && !deliver(Arrival::Frame { from: place.from, header, batch, payload }) {
             return Ok(());
         }
-    }
-}
-
-/// Silence in the middle of a frame breaks the connection.
-fn in_the_middle(error: ReceiveError) -> ReceiveError {
-    match error {
-        ReceiveError::Idle => ReceiveError::Stalled,
-        other => other,
     }
 }
 

@@ -33,6 +33,16 @@ pub(crate) enum ReceiveError {
     Tls(#[from] rustls::Error),
 }
 
+impl ReceiveError {
+    /// The same error in the middle of a message, where silence breaks the connection.
+    pub(crate) fn in_the_middle(self) -> Self {
+        match self {
+            Self::Idle => Self::Stalled,
+            other => other,
+        }
+    }
+}
+
 /// Why something was not sent; the connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
