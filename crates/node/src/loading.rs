@@ -11,7 +11,7 @@ use motley_engine::{
 use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
 use motley_model::{DirectoryError, GgufError};
 
-use crate::driver::{Deployment, Driver, EngineFacts, LoadFailure};
+use crate::driver::{Deployment, Driver, EngineFacts};
 use crate::failure::{Failure, Kind};
 use crate::memory::{self, Usage};
 use crate::terminal::{self, Progress};
@@ -99,12 +99,14 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let context_tokens = choose_context(&model, wish)?;
     let options = engine_options(&model, wish, context_tokens)?;
     let _progress = Progress::start(&format!("loading {} ...", title(&model)));
-    let vocabulary = model.vocabulary().map_err(open_failure)?;
-    let driver = Driver::new(vocabulary.end_tokens());
+    let driver = Driver::new();
     let deployment = Deployment::alone(Arc::clone(&model), options)?;
     let (send, loaded) = sync_channel(1);
     let report = move |facts| drop(send.send(facts));
     let standby = driver.load(deployment, report, Box::new(|_| ()))?;
+    // Beside the engine, which loads on its own thread.
+    let vocabulary = model.vocabulary().map_err(open_failure)?;
+    driver.end_answers_by(vocabulary.end_tokens());
     let facts = loaded.recv()?.map_err(load_failure)?;
     driver.start(standby);
     Ok(Ready { model, vocabulary, driver: Arc::new(driver), facts })
@@ -242,15 +244,13 @@ fn directory_hint(error: &DirectoryError) -> Option<&'static str> {
     }
 }
 
-fn load_failure(error: LoadFailure) -> Failure {
+fn load_failure(error: LoadError) -> Failure {
     let refused = matches!(
         error,
-        LoadFailure::Load(
-            LoadError::Tensors(_) | LoadError::Compute(_) | LoadError::CacheElement { .. }
-        )
+        LoadError::Tensors(_) | LoadError::Compute(_) | LoadError::CacheElement { .. }
     );
     let kind = if refused { Kind::Refused } else { Kind::Failed };
-    let cache = matches!(error, LoadFailure::Load(LoadError::CacheElement { .. }));
+    let cache = matches!(error, LoadError::CacheElement { .. });
     let failure = Failure::new(kind, error);
     match (refused, cache) {
         (true, true) => failure.hint("cache as 16-bit floats: -ctk f16"),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use motley_engine::{EngineOptions, LayerSet, Model};
+use motley_engine::{EngineOptions, LayerSet, LoadError, Model};
 use motley_gateway::{ClusterState, Health, Series};
 use motley_ring::{
     Addresses, Admission, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
@@ -34,7 +34,7 @@ pub(crate) use super::view::View;
 use super::wire::MessageConnection;
 use crate::blocks::Manifest;
 use crate::discovery::{self, Announcement, DiscoveryError, Scope};
-use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, LoadFailure, Standby};
+use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, Standby};
 use crate::identity::{self, Identity, StateFolder};
 use crate::stage::{self, Arrival, EdgePlace, Links};
 use crate::terminal;
@@ -75,7 +75,7 @@ pub(super) enum Event {
     Closed(NodeId, u64),
     /// The ways to the other members are open, or cannot be.
     Linked(Epoch, Result<Links, EdgeUnreachable>),
-    Loaded(Epoch, Result<EngineFacts, LoadFailure>),
+    Loaded(Epoch, Result<EngineFacts, LoadError>),
     Left(Leaving),
     EdgeBroken(Epoch, MemberIndex, String),
     Stop,

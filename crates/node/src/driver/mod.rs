@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use motley_engine::SamplingParameters;
-use motley_engine::{Engine, EngineMemory, EngineOptions, LoadError, Model, SampleError, Sampler};
+use motley_engine::{Engine, EngineMemory, EngineOptions, LoadError, Model, Sampler};
 use motley_ggml::Token;
 use motley_ring::{
     Assignment, AssignmentError, AssignmentSpec, ClusterId, Epoch, Route, WireElement,
@@ -214,20 +214,9 @@ impl Deployment {
 /// An engine on its thread, loading or loaded, that does not answer yet. Dropping it frees the engine.
 #[derive(Debug)]
 pub(crate) struct Standby {
-    go: SyncSender<()>,
+    go: SyncSender<Vec<Token>>,
     facts: Arc<OnceLock<EngineFacts>>,
     thread: EngineThread,
-}
-
-/// Why no driver came out of loading.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LoadFailure {
-    /// The engine could not be made.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// The end tokens are none of the model's.
-    #[error(transparent)]
-    EndTokens(#[from] SampleError),
 }
 
 /// Answers requests with the engine that is in its seat, one after another: a ring that changes
@@ -241,7 +230,7 @@ pub(crate) struct Driver {
     state: Arc<Mutex<DriverState>>,
     facts: Mutex<Option<EngineFacts>>,
     seat: Arc<Mutex<Option<Seat>>>,
-    end_tokens: Vec<Token>,
+    end_tokens: OnceLock<Vec<Token>>,
     running: Mutex<Option<EngineThread>>,
 }
 
@@ -249,8 +238,8 @@ pub(crate) struct Driver {
 pub(crate) type OnLeave = Box<dyn FnOnce(Leaving) + Send>;
 
 impl Driver {
-    /// A driver with an empty seat, for a model that ends its answers by `end_tokens`.
-    pub(crate) fn new(end_tokens: Vec<Token>) -> Self {
+    /// A driver with an empty seat.
+    pub(crate) fn new() -> Self {
         let (jobs, inbox) = sync_channel(MESSAGES_WAITING_MAX);
         Self {
             jobs,
@@ -258,9 +247,15 @@ impl Driver {
             state: Arc::default(),
             facts: Mutex::new(None),
             seat: Arc::new(Mutex::new(Some(Seat::new(inbox)))),
-            end_tokens,
+            end_tokens: OnceLock::new(),
             running: Mutex::new(None),
         }
+    }
+
+    /// Tells by which tokens the model ends an answer, before the first engine is started. They are
+    /// not needed to load one, so that the vocabulary can be loaded meanwhile.
+    pub(crate) fn end_answers_by(&self, end_tokens: Vec<Token>) {
+        self.end_tokens.get_or_init(|| end_tokens);
     }
 
     /// Where what comes over the network is to go.
@@ -276,26 +271,32 @@ impl Driver {
     pub(crate) fn load(
         &self,
         deployment: Deployment,
-        loaded: impl FnOnce(Result<EngineFacts, LoadFailure>) + Send + 'static,
+        loaded: impl FnOnce(Result<EngineFacts, LoadError>) + Send + 'static,
         on_leave: OnLeave,
     ) -> std::io::Result<Standby> {
-        let (go, told) = sync_channel(1);
+        let (go, told) = sync_channel::<Vec<Token>>(1);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (seat, state) = (Arc::clone(&self.seat), Arc::clone(&self.state));
         let facts = Arc::new(OnceLock::new());
         let found = Arc::clone(&facts);
-        let end_tokens = self.end_tokens.clone();
         let work = move || {
-            let (mut head, own) = match load(deployment, &end_tokens, state) {
-                Ok(made) => made,
-                Err(failure) => return loaded(Err(failure)),
+            let Deployment { model, options, assignment, links } = deployment;
+            let engine = match Engine::load(&model, &options) {
+                Ok(engine) => engine,
+                Err(error) => return loaded(Err(error)),
+            };
+            let own = EngineFacts {
+                slots: engine.slots(),
+                context_tokens: engine.context_tokens(),
+                memory: engine.memory(),
             };
             found.get_or_init(|| own);
             loaded(Ok(own));
-            if told.recv().is_err() {
-                return;
-            }
+            let Ok(end_tokens) = told.recv() else { return };
+            let sampler = Sampler::new(engine.hyper().vocabulary_size, &end_tokens);
+            let sampler = sampler.expect("a vocabulary has no more tokens than its model logits");
+            let mut head = Head::new(engine, sampler, assignment, links, state);
             let taken = lock(&seat).take();
             let mut taken = taken.expect("the seat is empty when a head is started");
             let leaving = head.serve(&mut taken, &stopped);
@@ -316,7 +317,7 @@ impl Driver {
             *lock(&self.facts) = Some(*facts);
         }
         // A thread that has ended already has said why when it was loaded.
-        let _ = go.send(());
+        let _ = go.send(self.end_tokens.get().cloned().unwrap_or_default());
         // The one before has left its seat, so that this waits for nothing.
         *lock(&self.running) = Some(thread);
     }
@@ -373,23 +374,6 @@ impl Driver {
 /// A lock that a thread which panicked does not keep others from.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Loads the engine and tells what it is.
-fn load(
-    deployment: Deployment,
-    end_tokens: &[Token],
-    shown: Arc<Mutex<DriverState>>,
-) -> Result<(Head, EngineFacts), LoadFailure> {
-    let engine = Engine::load(&deployment.model, &deployment.options)?;
-    let sampler = Sampler::new(engine.hyper().vocabulary_size, end_tokens)?;
-    let facts = EngineFacts {
-        slots: engine.slots(),
-        context_tokens: engine.context_tokens(),
-        memory: engine.memory(),
-    };
-    let head = Head::new(engine, sampler, deployment.assignment, deployment.links, shown);
-    Ok((head, facts))
 }
 
 /// The engine thread. Dropping it waits for the step that runs, which keeps ggml's threads from

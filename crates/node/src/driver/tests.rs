@@ -62,7 +62,8 @@ impl Fixture {
             residency: motley_engine::Residency::Mapped,
         };
         let vocabulary = model.vocabulary().unwrap();
-        let driver = Driver::new(vocabulary.end_tokens());
+        let driver = Driver::new();
+        driver.end_answers_by(vocabulary.end_tokens());
         let deployment = Deployment::alone(Arc::clone(&model), options).unwrap();
         let (send, loaded) = std::sync::mpsc::channel();
         let report = move |facts| drop(send.send(facts));

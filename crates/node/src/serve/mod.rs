@@ -114,7 +114,8 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
         shelf.put(Holding::Local(local));
     }
     let vocabulary = model.vocabulary().map_err(loading::open_failure)?;
-    let driver = Arc::new(Driver::new(vocabulary.end_tokens()));
+    let driver = Arc::new(Driver::new());
+    driver.end_answers_by(vocabulary.end_tokens());
     let budget = settings.engine.memory_budget_bytes.or_else(memory::available_bytes);
     let plan = HeadPlan {
         endpoint,
