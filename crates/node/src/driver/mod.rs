@@ -23,8 +23,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use motley_engine::SamplingParameters;
-use motley_engine::{Engine, EngineMemory, EngineOptions, LoadError, Model, Sampler};
+use motley_engine::{
+    Engine, EngineMemory, EngineOptions, LoadError, Model, Sampler, SamplingParameters,
+};
 use motley_ggml::Token;
 use motley_ring::{
     Assignment, AssignmentError, AssignmentSpec, ClusterId, Epoch, Route, WireElement,
