@@ -418,6 +418,11 @@ impl Engine {
         self.cache.export(layers, slot, tokens)
     }
 
+    /// Bytes that [`export_cache`](Self::export_cache) gives of layers that are held.
+    pub(crate) fn cache_export_bytes(&self, layers: Range<usize>, tokens: usize) -> usize {
+        self.cache.export_bytes(layers, tokens)
+    }
+
     /// Replaces what a slot holds in `layers` by exported bytes of `tokens` tokens.
     ///
     /// # Errors

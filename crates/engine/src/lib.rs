@@ -17,6 +17,7 @@ mod layer_set;
 mod layout;
 mod maker;
 mod masks;
+mod measure;
 mod model;
 mod reuse;
 mod rows;
@@ -33,6 +34,10 @@ pub use maker::{
     ExpertShape, FileType, Llama3Stretch, MadeModel, MakeError, ModelRecipe, ModelShape,
     SlidingWindowShape, UnknownFileType, UnknownPreset, make_model, make_model_file, preset,
     preset_names, small_model,
+};
+pub use measure::{
+    MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes, ProcessorMeter, ProductRate,
+    TimedPass,
 };
 pub use model::{Model, OpenError, VocabularyLoadError};
 pub use reuse::{ReuseRule, SlotHistory};

@@ -103,6 +103,15 @@ impl Model {
         Ok(Self { path: path.to_owned(), files, directory })
     }
 
+    /// A model put together from parts that agree with each other.
+    pub(crate) fn of_parts(
+        path: PathBuf,
+        files: Vec<Arc<MappedFile>>,
+        directory: ModelDirectory,
+    ) -> Self {
+        Self { path, files, directory }
+    }
+
     /// Where the model was opened.
     pub fn path(&self) -> &Path {
         &self.path

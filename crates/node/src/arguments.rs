@@ -7,8 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
-    bench, completions, doctor, init, join, make_model, nodes, plan, run, serve, short_options,
-    show, status, token, tokenize, version,
+    bench, completions, doctor, init, join, make_model, nodes, plan, profile, run, serve,
+    short_options, show, status, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Show(show::Arguments),
     /// Plan who computes what, why, and how fast that is
     Plan(Box<plan::Arguments>),
+    /// Measure what this device can do, for plans
+    Profile(profile::Arguments),
     /// Measure speed, alone or side by side with llama.cpp
     Bench(bench::Arguments),
     /// Turn text into a model's tokens

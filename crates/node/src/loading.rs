@@ -70,7 +70,7 @@ impl EngineWish {
     }
 }
 
-fn in_range(option: &str, value: usize, most: usize) -> Result<(), Failure> {
+pub(crate) fn in_range(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     if (1..=most).contains(&value) {
         return Ok(());
     }
@@ -194,7 +194,7 @@ pub(crate) fn threads_default() -> usize {
 }
 
 /// Cores of the machine, counting those that run several threads once; Linux tells.
-fn core_count() -> Option<usize> {
+pub(crate) fn core_count() -> Option<usize> {
     let mut cores = std::collections::BTreeSet::new();
     for entry in std::fs::read_dir("/sys/devices/system/cpu").ok()? {
         let siblings = entry.ok()?.path().join("topology").join("thread_siblings_list");

@@ -26,6 +26,7 @@ mod make_model;
 mod memory;
 mod nodes;
 mod plan;
+mod profile;
 mod prompt;
 mod run;
 mod serve;
@@ -82,6 +83,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Token(arguments) => token::execute(&arguments),
         Command::Show(arguments) => show::execute(&arguments),
         Command::Plan(arguments) => plan::execute(&arguments),
+        Command::Profile(arguments) => profile::execute(&arguments),
         Command::Bench(arguments) => bench::execute(&arguments),
         Command::Tokenize(arguments) => tokenize::execute(&arguments),
         Command::MakeModel(arguments) => make_model::execute(&arguments),

@@ -7,9 +7,10 @@ use motley_model::{CacheQuery, MemoryNeeded, ModelDirectory, TensorType};
 use crate::failure::{Failure, Kind};
 use crate::terminal::bytes;
 
+mod rules;
 mod system;
 
-pub(crate) use system::{available_bytes, peak_resident_bytes};
+pub(crate) use system::{available_bytes, peak_resident_bytes, spec};
 
 /// Contexts are chosen in steps of this many tokens, as the engine's cache is.
 const CONTEXT_STEP: u64 = 256;

@@ -147,6 +147,14 @@ impl Progress {
         }
         Self { shown }
     }
+
+    /// Replaces the text.
+    pub(crate) fn update(&self, text: &str) {
+        if self.shown {
+            let mut err = io::stderr().lock();
+            let _ = write!(err, "\r{text}\x1b[K").and_then(|()| err.flush());
+        }
+    }
 }
 
 impl Drop for Progress {

@@ -54,7 +54,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     Ok(terminal::print(&text)?)
 }
 
-fn target() -> String {
+pub(crate) fn target() -> String {
     format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
 }
 
@@ -68,7 +68,7 @@ fn kind_name(kind: DeviceKind) -> &'static str {
 }
 
 /// Vector instructions this program was compiled with; kernels get the same.
-fn processor_features() -> Vec<&'static str> {
+pub(crate) fn processor_features() -> Vec<&'static str> {
     [
         ("sse4.2", cfg!(target_feature = "sse4.2")),
         ("avx", cfg!(target_feature = "avx")),

@@ -4,6 +4,15 @@ use std::fs;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use std::path::{Path, PathBuf};
 
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+use motley_cluster::Bytes;
+use motley_cluster::MemorySpec;
+
+use super::rules;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use super::rules::Group;
+use super::rules::kilobytes;
+
 /// The most memory this process has had resident, if the system tells.
 pub(crate) fn peak_resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -28,10 +37,40 @@ pub(crate) fn available_bytes() -> Option<u64> {
     Some(system.available_memory()).filter(|bytes| *bytes > 0)
 }
 
-/// The value of a line such as `MemAvailable:  123 kB`.
-fn kilobytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+/// What a plan may count on, by the rules of this system.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn spec() -> Option<MemorySpec> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let machine =
+        if cfg!(target_os = "android") { rules::android(&text)? } else { rules::linux(&text)? };
+    let groups = group_folders().into_iter().filter_map(|folder| read_group(&folder));
+    Some(groups.fold(machine, |left, group| rules::within(left, &group)))
+}
+
+/// What a plan may count on, by the rules of this system.
+#[cfg(target_os = "macos")]
+pub(crate) fn spec() -> Option<MemorySpec> {
+    let printed = |program: &str, arguments: &[&str]| {
+        let output = std::process::Command::new(program).args(arguments).output().ok()?;
+        String::from_utf8(output.stdout).ok()
+    };
+    let vm_stat = printed("vm_stat", &[])?;
+    let sysctl = printed("sysctl", &["-n", "hw.memsize", "vm.swapusage"])?;
+    rules::macos(&vm_stat, &sysctl, cfg!(target_arch = "aarch64"))
+}
+
+/// What a plan may count on: what the system calls available.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+pub(crate) fn spec() -> Option<MemorySpec> {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let total = system.total_memory();
+    (total > 0).then(|| MemorySpec {
+        ram_total_bytes: Bytes::new(total),
+        ram_available_bytes: Bytes::new(system.available_memory().min(total)),
+        swap_available_bytes: Bytes::new(system.free_swap()),
+        swappable_bytes: Bytes::ZERO,
+    })
 }
 
 /// Folders of the control groups that limit this process, each with all above it.
@@ -101,23 +140,49 @@ impl<'m> Mount<'m> {
 /// dropped before anything is refused.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn group_headroom(folder: &Path) -> Option<u64> {
+    let group = read_group(folder)?;
+    Some(group.limit_bytes.saturating_sub(group.used_bytes.saturating_sub(group.file_bytes)))
+}
+
+/// The figures of a group of either version, if it has a limit.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn read_group(folder: &Path) -> Option<Group> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-    let (limit, used, file_keys) = match number("memory.max") {
-        Some(limit) => (limit, number("memory.current")?, ["active_file ", "inactive_file "]),
-        None => (
-            number("memory.limit_in_bytes")?,
-            number("memory.usage_in_bytes")?,
-            ["total_active_file ", "total_inactive_file "],
-        ),
-    };
     let statistics = read("memory.stat").unwrap_or_default();
-    let files: u64 = statistics
-        .lines()
-        .filter_map(|line| file_keys.iter().find_map(|key| line.strip_prefix(key)))
-        .filter_map(|value| value.trim().parse::<u64>().ok())
-        .sum();
-    Some(limit.saturating_sub(used.saturating_sub(files)))
+    let sum = |keys: &[&str]| -> u64 {
+        let values = statistics.lines().filter_map(|line| {
+            let (key, value) = line.split_once(' ')?;
+            keys.contains(&key).then(|| value.trim().parse::<u64>().ok()).flatten()
+        });
+        values.sum()
+    };
+    if let Some(limit_bytes) = number("memory.max") {
+        let swap = number("memory.swap.max").zip(number("memory.swap.current"));
+        return Some(Group {
+            limit_bytes,
+            used_bytes: number("memory.current")?,
+            file_bytes: sum(&["active_file", "inactive_file"]),
+            reclaimable_slab_bytes: sum(&["slab_reclaimable"]),
+            swap_bytes: swap.map(|(most, used)| most.saturating_sub(used)),
+        });
+    }
+    let used_bytes = number("memory.usage_in_bytes")?;
+    let limit_bytes = number("memory.limit_in_bytes")?;
+    // The limit of both together; what it leaves beyond memory is swap.
+    let with_swap =
+        number("memory.memsw.limit_in_bytes").zip(number("memory.memsw.usage_in_bytes"));
+    Some(Group {
+        limit_bytes,
+        used_bytes,
+        file_bytes: sum(&["total_active_file", "total_inactive_file"]),
+        // Version 1 tells no such part of the kernel's memory.
+        reclaimable_slab_bytes: 0,
+        swap_bytes: with_swap.map(|(most, used)| {
+            let beyond = most.saturating_sub(limit_bytes);
+            beyond.saturating_sub(used.saturating_sub(used_bytes))
+        }),
+    })
 }
 
 #[cfg(all(test, any(target_os = "linux", target_os = "android")))]
@@ -163,11 +228,20 @@ mod tests {
         write("memory.current", "1500\n");
         write("memory.stat", "anon 1\nactive_file 10\ninactive_file 20\n");
         assert_eq!(group_headroom(folder.path()), Some(530));
+        write("memory.stat", "anon 1\nactive_file 10\ninactive_file 20\nslab_reclaimable 8\n");
+        write("memory.swap.max", "100\n");
+        write("memory.swap.current", "30\n");
+        let group = read_group(folder.path()).unwrap();
+        assert_eq!((group.file_bytes, group.reclaimable_slab_bytes), (30, 8));
+        assert_eq!(group.swap_bytes, Some(70));
     }
 
     #[test]
     fn this_process_has_been_resident_and_there_is_memory() {
         assert!(peak_resident_bytes().unwrap() > 100_000);
         assert!(available_bytes().unwrap() > 1_000_000);
+        let spec = spec().unwrap();
+        assert!(spec.ram_available_bytes <= spec.ram_total_bytes);
+        assert!(spec.ram_available_bytes.count() > 1_000_000);
     }
 }

@@ -20,6 +20,8 @@ use motley_planner::{
 use crate::failure::{Failure, Kind};
 use crate::terminal;
 
+pub(crate) use profile::model_name;
+
 /// Columns of a drawing.
 const COLUMNS: usize = 80;
 

@@ -21,8 +21,12 @@ const ACTIVATION_ELEMENT_BYTES: u32 = 4;
 /// When it is no model that can be run, or has a type of weights that no device profile knows.
 pub(super) fn of_file(path: &Path) -> Result<ModelProfile, Failure> {
     let model = Model::open(path).map_err(loading::open_failure)?;
-    let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().to_string());
-    of_directory(model.directory(), &name(&stem))
+    of_directory(model.directory(), &model_name(path))
+}
+
+/// The name that the profile of a file has.
+pub(crate) fn model_name(path: &Path) -> String {
+    name(&path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().to_string()))
 }
 
 fn of_directory(directory: &ModelDirectory, name: &str) -> Result<ModelProfile, Failure> {

@@ -1,0 +1,249 @@
+//! Rates of the processor: products per type of weight, memory, and what every pass costs.
+
+use std::hint::black_box;
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use motley_ggml::{
+    Backend, BufferKind, ComputeBuffer, ElementType, Graph, Output, TensorId, TensorSet,
+    TensorSpec, ThreadPool, ThreadPoolOptions,
+};
+use motley_model::TensorType;
+
+use super::fill::Filler;
+use super::{MeasureError, lower_quartile};
+
+/// Columns of the matrices: whole blocks of every type, and near the width of common models.
+const COLUMNS: usize = 2048;
+
+/// Rows of the matrix whose arithmetic is timed; small enough to stay in a cache.
+const COMPUTE_ROWS: usize = 2048;
+
+/// Vectors in a product whose arithmetic is timed.
+const COMPUTE_VECTORS: usize = 128;
+
+/// What the processor does with one type of weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProductRate {
+    /// The type.
+    pub tensor_type: TensorType,
+    /// Floating-point operations per second, two per weight and vector, of products with many
+    /// vectors and weights from the cache.
+    pub flops_per_s: f64,
+    /// Bytes of weights per second in products with one vector and weights from memory.
+    pub weight_bytes_per_s: f64,
+}
+
+/// Times single operations on the compute threads of an engine.
+#[derive(Debug)]
+pub struct ProcessorMeter {
+    backend: Backend,
+    threads: usize,
+    filler: Filler,
+}
+
+impl ProcessorMeter {
+    /// Starts the threads.
+    ///
+    /// # Panics
+    /// As [`ThreadPool::new`].
+    pub fn new(options: ThreadPoolOptions) -> Self {
+        let backend = Backend::cpu(ThreadPool::new(options));
+        Self { backend, threads: options.threads, filler: Filler::default() }
+    }
+
+    /// Rates of products with a type, in about `time`: the faster of the layouts that the engine
+    /// chooses from. `memory_bytes` of weights are read where memory is to count.
+    ///
+    /// # Errors
+    /// When the type cannot be multiplied, or memory is refused.
+    pub fn product(
+        &mut self,
+        tensor_type: TensorType,
+        memory_bytes: usize,
+        time: Duration,
+    ) -> Result<ProductRate, MeasureError> {
+        let element = ElementType::from_id(tensor_type.id())
+            .filter(|_| tensor_type.is_weight())
+            .ok_or(MeasureError::Type { tensor_type })?;
+        let row_bytes = element.row_bytes(COLUMNS).ok_or(MeasureError::Type { tensor_type })?;
+        let memory_rows = (memory_bytes / row_bytes / 32 * 32).max(COMPUTE_ROWS);
+        let mut kinds = vec![self.backend.device().memory()];
+        let packed = self.backend.device().weight_layouts();
+        kinds.extend(packed.into_iter().find(|m| m.holds_matrix(element, COLUMNS, COMPUTE_ROWS)));
+        let share = time / (2 * kinds.len() as u32);
+        let mut rate = ProductRate { tensor_type, flops_per_s: 0.0, weight_bytes_per_s: 0.0 };
+        for kind in kinds {
+            let small = self.matrix(kind, element, COMPUTE_ROWS)?;
+            let took = self.time_product(&small, COMPUTE_VECTORS, share)?;
+            let flops = (2 * COLUMNS * COMPUTE_ROWS * COMPUTE_VECTORS) as f64;
+            rate.flops_per_s = rate.flops_per_s.max(flops / took.as_secs_f64());
+            drop(small);
+            let large = self.matrix(kind, element, memory_rows)?;
+            let took = self.time_product(&large, 1, share)?;
+            let bytes = (memory_rows * row_bytes) as f64;
+            rate.weight_bytes_per_s = rate.weight_bytes_per_s.max(bytes / took.as_secs_f64());
+        }
+        Ok(rate)
+    }
+
+    /// Bytes per second that all threads together read from `bytes` of memory.
+    pub fn read_rate(&self, bytes: usize, time: Duration) -> f64 {
+        let words = (bytes / size_of::<u64>() / self.threads).max(1);
+        // Written by the thread that reads it, so that memory is near where there are several.
+        let rates: Vec<f64> = thread::scope(|scope| {
+            let handles: Vec<_> = (0..self.threads)
+                .map(|thread| scope.spawn(move || read_alone(words, thread as u64, time)))
+                .collect();
+            handles.into_iter().map(|handle| handle.join().expect("readers do not panic")).collect()
+        });
+        rates.iter().sum()
+    }
+
+    /// Time of appending one row of keys and one of values of `row_elements` each to a cache.
+    ///
+    /// # Errors
+    /// When memory is refused.
+    pub fn row_copy(
+        &mut self,
+        row_elements: usize,
+        time: Duration,
+    ) -> Result<Duration, MeasureError> {
+        const ROWS: usize = 256;
+        let spec = |name: &str| TensorSpec {
+            name: name.to_owned(),
+            element: ElementType::F16,
+            shape: [row_elements as u64, ROWS as u64, 1, 1],
+        };
+        let memory = self.backend.device().memory();
+        let set = TensorSet::allocate(memory, &[spec("keys"), spec("values")])?;
+        let ids: Vec<TensorId> = set.ids().collect();
+        let (mut graph, (values, cells)) = Graph::build(16, |builder| {
+            let (rows, values) = builder.input(ElementType::F32, [row_elements, ROWS, 1, 1]);
+            let (at, cells) = builder.indices(ElementType::I64, ROWS, ROWS);
+            for id in &ids {
+                builder.expand(builder.set_rows(builder.stored(&set, *id), rows, at));
+            }
+            (values, cells)
+        });
+        let mut memory = ComputeBuffer::new(&self.backend);
+        memory.allocate(&mut graph)?;
+        graph.write(values, &vec![0.5_f32; row_elements * ROWS]);
+        graph.write(cells, &(0..ROWS as i64).collect::<Vec<_>>());
+        let took = self.repeat(time, |backend| backend.compute(&graph))?;
+        Ok(took / ROWS as u32)
+    }
+
+    /// Time of the smallest pass: writing an input, waking the threads for one operation, reading
+    /// the product.
+    ///
+    /// # Errors
+    /// When memory is refused.
+    pub fn pass_overhead(&mut self, time: Duration) -> Result<Duration, MeasureError> {
+        let (mut graph, (input, output)) = Graph::build(8, |builder| {
+            let (rows, input) = builder.input(ElementType::F32, [COLUMNS, 1, 1, 1]);
+            (input, builder.output(builder.rms_norm(rows, 1e-5)))
+        });
+        let mut memory = ComputeBuffer::new(&self.backend);
+        memory.allocate(&mut graph)?;
+        let mut values = vec![0.5_f32; COLUMNS];
+        self.repeat(time, move |backend| {
+            graph.write(input, &values);
+            backend.compute(&graph)?;
+            graph.read::<f32>(Output::clone(&output), &mut values);
+            Ok(())
+        })
+    }
+
+    fn matrix(
+        &mut self,
+        kind: BufferKind,
+        element: ElementType,
+        rows: usize,
+    ) -> Result<Stored, MeasureError> {
+        let spec = TensorSpec {
+            name: "matrix".to_owned(),
+            element,
+            shape: [COLUMNS as u64, rows as u64, 1, 1],
+        };
+        let set = TensorSet::allocate(kind, std::slice::from_ref(&spec))?;
+        let id = set.ids().next().expect("one tensor was declared");
+        let pattern = self.filler.rows(element, COLUMNS)?;
+        let bytes: Vec<u8> = pattern
+            .iter()
+            .copied()
+            .cycle()
+            .take(rows * element.row_bytes(COLUMNS).unwrap_or(0))
+            .collect();
+        set.write(id, 0, &bytes)?;
+        Ok(Stored { set, id })
+    }
+
+    fn time_product(
+        &mut self,
+        matrix: &Stored,
+        vectors: usize,
+        time: Duration,
+    ) -> Result<Duration, MeasureError> {
+        let (mut graph, input) = Graph::build(8, |builder| {
+            let (x, input) = builder.input(ElementType::F32, [COLUMNS, vectors, 1, 1]);
+            builder.output(builder.mul_mat(builder.stored(&matrix.set, matrix.id), x));
+            input
+        });
+        let mut memory = ComputeBuffer::new(&self.backend);
+        memory.allocate(&mut graph)?;
+        graph.write(input, &vec![0.5_f32; COLUMNS * vectors]);
+        self.repeat(time, |backend| backend.compute(&graph))
+    }
+
+    /// Runs once untimed, then for about `time` and at least three times.
+    fn repeat(
+        &mut self,
+        time: Duration,
+        mut run: impl FnMut(&mut Backend) -> Result<(), motley_ggml::ComputeError>,
+    ) -> Result<Duration, MeasureError> {
+        const RUNS_MIN: usize = 3;
+        const RUNS_MAX: usize = 1000;
+        run(&mut self.backend)?;
+        let begun = Instant::now();
+        let mut times = Vec::new();
+        while times.len() < RUNS_MIN || (begun.elapsed() < time && times.len() < RUNS_MAX) {
+            let start = Instant::now();
+            run(&mut self.backend)?;
+            times.push(start.elapsed());
+        }
+        Ok(lower_quartile(&times))
+    }
+}
+
+#[derive(Debug)]
+struct Stored {
+    set: Rc<TensorSet>,
+    id: TensorId,
+}
+
+/// Bytes per second of one thread that adds up words of its own memory.
+fn read_alone(words: usize, seed: u64, time: Duration) -> f64 {
+    let memory: Vec<u64> = (0..words as u64).map(|word| word ^ seed).collect();
+    let begun = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < 3 || begun.elapsed() < time {
+        let start = Instant::now();
+        black_box(sum(black_box(&memory)));
+        times.push(start.elapsed());
+    }
+    (words * size_of::<u64>()) as f64 / lower_quartile(&times).as_secs_f64()
+}
+
+/// The sum of all words, in several lanes so that additions do not wait for each other.
+fn sum(words: &[u64]) -> u64 {
+    let (blocks, rest) = words.as_chunks::<32>();
+    let mut lanes = [0_u64; 32];
+    for block in blocks {
+        for (lane, word) in lanes.iter_mut().zip(block) {
+            *lane = lane.wrapping_add(*word);
+        }
+    }
+    lanes.iter().chain(rest).fold(0, |sum, word| sum.wrapping_add(*word))
+}

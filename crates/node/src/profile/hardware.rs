@@ -1,0 +1,191 @@
+//! What depends on the hardware alone.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use motley_cluster::{
+    BytesPerSecond, Combination, DeviceProfile, DeviceSpec, DiskSpec, FlopsPerSecond, Os,
+    ProcessorSpec, Seconds, WeightType,
+};
+use motley_engine::ProcessorMeter;
+use motley_ggml::{DeviceKind, ThreadPoolOptions, devices};
+use motley_model::TensorType;
+use serde::{Deserialize, Serialize};
+
+use super::facts::Facts;
+use super::{Effort, Measured, Options, ProfileError, Progress, cache, disk};
+use crate::{loading, memory};
+
+/// Weight types measured by a quick look: those of most files, and of caches.
+const QUICK_TYPES: [TensorType; 5] =
+    [TensorType::F16, TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4_K, TensorType::Q6_K];
+
+/// The type whose products tell how much of the memory's rate is reached: that of most weights.
+const TYPICAL_TYPE: TensorType = TensorType::Q4_K;
+
+/// Elements of the rows of keys and values whose appending is timed.
+const CACHE_ROW_ELEMENTS: usize = 1024;
+
+/// What is kept between runs: everything but memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Rates {
+    cpu: ProcessorSpec,
+    disk: DiskSpec,
+    step_overhead_s: Seconds,
+    notes: Vec<String>,
+}
+
+/// What this device can do, without any model.
+///
+/// # Errors
+/// When the processor cannot be measured, or the system tells no memory.
+pub(crate) fn device(
+    options: &Options,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Measured, ProfileError> {
+    let facts = Facts::gather(options.threads, &options.store);
+    let path = path(options);
+    let kept = (!options.refresh).then(|| cache::load(&path, &facts, options.effort)).flatten();
+    let is_kept = kept.is_some();
+    let mut rates: Rates = match kept {
+        Some(rates) => rates,
+        None => {
+            let rates = measure(options, progress)?;
+            // A folder that cannot be written means only that the next run measures again.
+            let _ = cache::store(&path, &facts, options.effort, &rates);
+            rates
+        }
+    };
+    rates.notes.extend(unmeasured_gpus());
+    let spec = DeviceSpec {
+        name: plain_name(&options.name),
+        hardware: Some(plain_name(&format!("{}, {} cores", facts.processor, facts.cores))),
+        os: os(),
+        unified_memory: false,
+        cores: facts.cores,
+        threads: facts.threads,
+        step_overhead_s: rates.step_overhead_s,
+        memory: memory::spec().ok_or(ProfileError::Memory)?,
+        disk: rates.disk,
+        cpu: rates.cpu,
+        gpus: Vec::new(),
+        power: None,
+    };
+    Ok(Measured { device: DeviceProfile::new(spec)?, notes: rates.notes, kept: is_kept })
+}
+
+fn path(options: &Options) -> PathBuf {
+    options.cache.join("device.json")
+}
+
+/// The compute threads as an engine has them.
+pub(super) fn threads(options: &Options) -> ThreadPoolOptions {
+    ThreadPoolOptions {
+        threads: options.threads,
+        poll_percent: loading::POLL_PERCENT,
+        pinned: false,
+    }
+}
+
+fn measure(
+    options: &Options,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Rates, ProfileError> {
+    let quick = options.effort == Effort::Quick;
+    let ms = |full: u64, short: u64| Duration::from_millis(if quick { short } else { full });
+    let megabytes = |full: usize, short: usize| (if quick { short } else { full }) << 20;
+    let mut tell = |what: &str, part: f64| progress(Progress { what, part });
+    tell("memory", 0.0);
+    let mut meter = ProcessorMeter::new(threads(options));
+    let read = meter.read_rate(megabytes(512, 256), ms(700, 200));
+    let types: Vec<TensorType> = if quick {
+        QUICK_TYPES.to_vec()
+    } else {
+        TensorType::ALL.iter().copied().filter(|of| weight_type(*of).is_some()).collect()
+    };
+    let mut flops_per_s = BTreeMap::new();
+    let mut typical = None;
+    for (index, tensor_type) in types.iter().enumerate() {
+        tell("processor", index as f64 / types.len() as f64);
+        let Some(weight) = weight_type(*tensor_type) else { continue };
+        let rate = meter.product(*tensor_type, megabytes(128, 64), ms(160, 80))?;
+        flops_per_s.insert(weight, flops(rate.flops_per_s));
+        if *tensor_type == TYPICAL_TYPE {
+            typical = Some(rate.weight_bytes_per_s);
+        }
+    }
+    let kv_copy = meter.row_copy(CACHE_ROW_ELEMENTS, ms(50, 20))?;
+    let overhead = meter.pass_overhead(ms(100, 40))?;
+    drop(meter);
+    tell("disk", 0.0);
+    let disk = disk::measure(&options.store, ms(2000, 600));
+    tell("disk", 1.0);
+    Ok(Rates {
+        cpu: ProcessorSpec {
+            flops_per_s,
+            read_bytes_per_s: rate(read),
+            // Some kernels keep more bytes in flight than a plain sum does.
+            read_efficiency: typical.map_or(1.0, |typical| (typical / read).clamp(0.001, 1.0)),
+            expert_read_efficiency: None,
+            expert_gamma: 1.0,
+            combination: Combination::Roofline,
+            kv_copy_s: seconds(kv_copy),
+            layer_overhead_s: Seconds::ZERO,
+            token_overhead_s: Seconds::ZERO,
+            layer_tables: Vec::new(),
+            head_tables: Vec::new(),
+        },
+        disk: DiskSpec {
+            sequential_bytes_per_s: rate(disk.sequential_bytes_per_s),
+            random_bytes_per_s: rate(disk.random_bytes_per_s.min(disk.sequential_bytes_per_s)),
+        },
+        step_overhead_s: seconds(overhead),
+        notes: disk.notes,
+    })
+}
+
+/// GPUs that the engine does not compute on yet.
+fn unmeasured_gpus() -> Vec<String> {
+    let gpus = devices()
+        .into_iter()
+        .filter(|device| matches!(device.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu));
+    gpus.map(|gpu| format!("{} is not measured: layers run on the processor", gpu.name())).collect()
+}
+
+/// The planner's name of a tensor type, if plans know it.
+pub(super) fn weight_type(tensor_type: TensorType) -> Option<WeightType> {
+    let name = tensor_type.name();
+    WeightType::ALL.iter().copied().find(|known| known.label().eq_ignore_ascii_case(name))
+}
+
+fn os() -> Os {
+    if cfg!(target_os = "macos") {
+        Os::Macos
+    } else if cfg!(target_os = "android") {
+        Os::Android
+    } else if cfg!(target_os = "windows") {
+        Os::Windows
+    } else {
+        Os::Linux
+    }
+}
+
+/// Text as a name in documents: characters that they do not take become `-`.
+pub(super) fn plain_name(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || " ._-+():".contains(c);
+    let name: String = text.chars().map(|c| if plain(c) { c } else { '-' }).take(128).collect();
+    if name.trim().is_empty() { "device".to_owned() } else { name }
+}
+
+fn rate(bytes_per_s: f64) -> BytesPerSecond {
+    BytesPerSecond::new(bytes_per_s).expect("bytes in a measured time are a rate")
+}
+
+fn flops(per_s: f64) -> FlopsPerSecond {
+    FlopsPerSecond::new(per_s).expect("operations in a measured time are a rate")
+}
+
+fn seconds(time: Duration) -> Seconds {
+    Seconds::new(time.as_secs_f64()).expect("a duration is not negative")
+}
