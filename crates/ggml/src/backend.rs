@@ -203,6 +203,9 @@ pub enum ComputeError {
     /// The graph has no memory, or its memory was given to a larger graph since.
     #[error("the graph has no compute memory of its current allocator")]
     NotAllocated,
+    /// Weights that the graph reads have no memory now.
+    #[error("weights that the graph reads have no memory now")]
+    NotPlaced,
     /// The back-end reported a failure.
     #[error("the back-end failed with status {status}: {message}")]
     Backend {
@@ -257,8 +260,38 @@ impl Backend {
         if !graph.is_allocated() {
             return Err(ComputeError::NotAllocated);
         }
+        if !graph.is_placed() {
+            return Err(ComputeError::NotPlaced);
+        }
         // SAFETY: every tensor of the graph has memory that the graph keeps alive.
-        let status = unsafe { sys::ggml_backend_graph_compute(self.raw.as_ptr(), graph.raw()) };
+        unsafe { self.run(graph.raw()) }
+    }
+
+    /// Runs one segment of a graph that was [cut](Graph::cut); all segments in order are the
+    /// graph.
+    ///
+    /// # Errors
+    /// When the graph or the weights that the segment reads have no memory, or the back-end fails.
+    ///
+    /// # Panics
+    /// When there is no such segment.
+    pub fn compute_segment(&mut self, graph: &Graph, segment: usize) -> Result<(), ComputeError> {
+        if !graph.is_allocated() {
+            return Err(ComputeError::NotAllocated);
+        }
+        if !graph.is_segment_placed(segment) {
+            return Err(ComputeError::NotPlaced);
+        }
+        // SAFETY: every tensor that the segment's nodes touch has memory that the graph keeps
+        // alive: intermediate values by its place, weights as was checked.
+        unsafe { self.run(graph.raw_segment(segment)) }
+    }
+
+    /// # Safety
+    /// Every tensor of the graph has memory.
+    unsafe fn run(&mut self, graph: *mut sys::ggml_cgraph) -> Result<(), ComputeError> {
+        // SAFETY: promised by the caller.
+        let status = unsafe { sys::ggml_backend_graph_compute(self.raw.as_ptr(), graph) };
         if status == sys::GGML_STATUS_SUCCESS {
             Ok(())
         } else {

@@ -58,6 +58,51 @@ impl MappedFile {
         }
     }
 
+    /// Opens the same file again for reading past the system's cache, even if it was renamed or
+    /// removed meanwhile.
+    ///
+    /// # Errors
+    /// When the system or the file system offers no such reading.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub fn reopen_direct(&self) -> io::Result<File> {
+        use std::os::fd::AsRawFd as _;
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        File::options().read(true).custom_flags(libc::O_DIRECT).open(path)
+    }
+
+    /// Opens the same file again for reading past the system's cache.
+    ///
+    /// # Errors
+    /// Always: it is not written for this system.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    pub fn reopen_direct(&self) -> io::Result<File> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Another handle of the open file, for reading through the system's cache from front to back.
+    ///
+    /// # Errors
+    /// When the process has too many open files.
+    pub fn reopen_cached(&self) -> io::Result<File> {
+        let file = self.file.try_clone()?;
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        // SAFETY: the descriptor is open; the advice changes how far the system reads ahead.
+        unsafe {
+            use std::os::fd::AsRawFd as _;
+            libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL);
+        }
+        Ok(file)
+    }
+
+    /// Length of the file now.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn current_length(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
     /// The bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map

@@ -11,6 +11,7 @@ use llama_cpp_sys_2 as sys;
 use crate::backend::Backend;
 use crate::element::ElementType;
 use crate::log;
+use crate::segments::{self, Part, Segments};
 use crate::tensors::{TensorId, TensorSet};
 
 /// A tensor of a graph under construction; it cannot leave the closure that builds the graph.
@@ -208,6 +209,12 @@ impl<'g> Builder<'g> {
         );
     }
 
+    /// Asserts that the memory of `tensor` never moves: a view of it would not follow.
+    pub(crate) fn check_stays(&self, tensor: Tensor<'g>) {
+        let moves = |set: &Rc<TensorSet>| set.movable_contains(tensor.raw.as_ptr());
+        assert!(!self.sets.borrow().iter().any(moves), "a view of a tensor whose memory moves");
+    }
+
     /// Wraps a fresh node.
     pub(crate) fn node(&self, raw: *mut sys::ggml_tensor) -> Tensor<'g> {
         Tensor { raw: NonNull::new(raw).expect("the context has room"), _graph: PhantomData }
@@ -234,7 +241,8 @@ pub struct Graph {
     inputs: Vec<DeclaredInput>,
     outputs: Vec<NonNull<sys::ggml_tensor>>,
     // Keep the memory alive that nodes point into.
-    _sets: Vec<Rc<TensorSet>>,
+    sets: Vec<Rc<TensorSet>>,
+    segments: Segments,
     memory: Option<(Rc<ComputeMemory>, u64)>,
 }
 
@@ -276,13 +284,14 @@ impl Graph {
             graph: builder.graph,
             inputs: Vec::new(),
             outputs: Vec::new(),
-            _sets: Vec::new(),
+            sets: Vec::new(),
+            segments: Segments::default(),
             memory: None,
         };
         let result = build(&builder);
         graph.inputs = builder.inputs.into_inner();
         graph.outputs = builder.outputs.into_inner();
-        graph._sets = builder.sets.into_inner();
+        graph.sets = builder.sets.into_inner();
         (graph, result)
     }
 
@@ -342,8 +351,84 @@ impl Graph {
         self.memory.as_ref().is_some_and(|(memory, round)| memory.round.get() == *round)
     }
 
+    /// Cuts the run order into segments, each of which reads tensors of at most one of `sets`,
+    /// so that these need memory one after the other; replaces an earlier cutting.
+    ///
+    /// # Panics
+    /// When one node reads tensors of two of the sets.
+    pub fn cut(&mut self, sets: &[Rc<TensorSet>]) {
+        let is_cut = |set: &Rc<TensorSet>| sets.iter().any(|cut| Rc::ptr_eq(cut, set));
+        let nodes = self.node_pointers();
+        let reads: Vec<Vec<usize>> = nodes.iter().map(|node| self.movable_read_by(*node)).collect();
+        let cut_reads: Vec<Option<usize>> = reads
+            .iter()
+            .map(|reads| {
+                let mut cut = reads.iter().copied().filter(|set| is_cut(&self.sets[*set]));
+                let first = cut.next();
+                assert!(cut.all(|other| Some(other) == first), "a node reads two of the sets");
+                first
+            })
+            .collect();
+        let parts = segments::cut(&cut_reads).into_iter().map(|(range, set)| {
+            let mut resident: Vec<usize> = reads[range.clone()].concat();
+            resident.retain(|other| Some(*other) != set);
+            resident.sort_unstable();
+            resident.dedup();
+            Part {
+                nodes: nodes[range].to_vec(),
+                set: set.map(|set| Rc::clone(&self.sets[set])),
+                resident: resident.into_iter().map(|set| Rc::clone(&self.sets[set])).collect(),
+            }
+        });
+        self.segments = Segments::new(parts.collect());
+    }
+
+    /// Segments of the run order; none where it was not cut.
+    pub fn segments(&self) -> usize {
+        self.segments.parts.len()
+    }
+
+    /// The set, of those that the graph was cut by, whose tensors a segment reads.
+    pub fn segment_set(&self, segment: usize) -> Option<&Rc<TensorSet>> {
+        self.segments.parts[segment].set.as_ref()
+    }
+
     pub(crate) fn raw(&self) -> *mut sys::ggml_cgraph {
         self.graph.as_ptr()
+    }
+
+    pub(crate) fn raw_segment(&self, segment: usize) -> *mut sys::ggml_cgraph {
+        self.segments.parts[segment].graph.as_ptr()
+    }
+
+    /// Whether every stored tensor has memory.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.sets.iter().all(|set| set.is_placed())
+    }
+
+    /// Whether the stored tensors that a segment reads have memory.
+    pub(crate) fn is_segment_placed(&self, segment: usize) -> bool {
+        let segment = &self.segments.parts[segment];
+        segment.set.iter().chain(&segment.resident).all(|set| set.is_placed())
+    }
+
+    /// The movable sets whose tensors a node reads, as places in the list of sets.
+    fn movable_read_by(&self, node: NonNull<sys::ggml_tensor>) -> Vec<usize> {
+        // SAFETY: the node belongs to this graph.
+        let sources = unsafe { node.as_ref() }.src;
+        let set_of = |source| self.sets.iter().position(|set| set.movable_contains(source));
+        sources.into_iter().filter(|source| !source.is_null()).filter_map(set_of).collect()
+    }
+
+    fn node_pointers(&self) -> Vec<NonNull<sys::ggml_tensor>> {
+        (0..self.nodes())
+            .map(|index| {
+                let index = i32::try_from(index).expect("graphs are small");
+                // SAFETY: the index lies below the number of nodes.
+                let node = unsafe { sys::ggml_graph_node(self.graph.as_ptr(), index) };
+                NonNull::new(node).expect("nodes exist")
+            })
+            .collect()
     }
 
     /// Makes every tensor of the graph's own context unplaced again; ggml would otherwise take an

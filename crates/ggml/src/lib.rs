@@ -7,6 +7,7 @@
 //! No raw pointer leaves the crate. Start reading at [`Graph::build`].
 #![expect(unsafe_code, reason = "this crate exists to confine the foreign interface")]
 
+mod arena;
 mod backend;
 mod element;
 mod file;
@@ -15,11 +16,13 @@ mod log;
 mod ops;
 mod quantize;
 mod reference;
+mod segments;
 mod tensors;
 mod threads;
 mod truncation;
 mod vocabulary;
 
+pub use arena::{Arena, Region};
 pub use backend::{Backend, BufferKind, ComputeError, Device, DeviceKind, devices};
 pub use element::ElementType;
 pub use file::MappedFile;

@@ -132,6 +132,7 @@ impl<'g> Builder<'g> {
             shape.iter().product::<usize>(),
             "elements of {a:?} as {shape:?}"
         );
+        self.check_stays(a);
         self.take_one();
         let [n0, n1, n2, n3] = shape.map(as_i64);
         // SAFETY: contiguous, with the same number of elements.
@@ -152,6 +153,7 @@ impl<'g> Builder<'g> {
         let row = a.element().row_bytes(shape[0]).expect("views hold whole blocks");
         let reach = (1..4).map(|d| (shape[d] - 1) * strides_bytes[d - 1]).sum::<usize>();
         assert!(offset + reach + row <= a.bytes(), "a view beyond the end of {a:?}");
+        self.check_stays(a);
         self.take_one();
         let [n0, n1, n2, n3] = shape.map(as_i64);
         let [s1, s2, s3] = strides_bytes;
@@ -174,6 +176,7 @@ impl<'g> Builder<'g> {
 
     /// Exchanges dimensions 1 and 2.
     pub fn swap_1_2(&self, a: Tensor<'g>) -> Tensor<'g> {
+        self.check_stays(a);
         self.take_one();
         // SAFETY: the axes are a permutation.
         self.node(unsafe { sys::ggml_permute(self.context.as_ptr(), a.raw.as_ptr(), 0, 2, 1, 3) })
@@ -231,6 +234,7 @@ impl<'g> Builder<'g> {
         assert_eq!(rows.shape(), [s[1], 1, 1, 1], "one index per row");
         assert!(t[2] == 1 && t[3] == 1 && s[2] == 1 && s[3] == 1, "matrices");
         self.check_indices(rows, t[1]);
+        self.check_stays(target);
         self.take_one();
         // SAFETY: shapes and types were checked.
         self.node(unsafe {

@@ -1,5 +1,6 @@
 //! Sets of tensors with memory of their own: weights and caches.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use llama_cpp_sys_2 as sys;
 
+use crate::arena::{Arena, Region};
 use crate::backend::{BufferKind, Device};
 use crate::element::ElementType;
 use crate::file::MappedFile;
@@ -108,6 +110,14 @@ pub struct TensorSet {
     tensors: Vec<NonNull<sys::ggml_tensor>>,
     // Keeps mapped memory alive.
     _file: Option<Arc<MappedFile>>,
+    movable: Option<Movable>,
+}
+
+/// What a set needs whose tensors have memory only at times.
+struct Movable {
+    // Keeps every address alive that the tensors may point to.
+    arena: Arena,
+    held: RefCell<Option<Region>>,
 }
 
 impl TensorSet {
@@ -216,6 +226,70 @@ impl TensorSet {
         Ok(Rc::new(set))
     }
 
+    /// Makes tensors that have memory only while a region of `arena` is lent to them.
+    ///
+    /// # Errors
+    /// When a shape is impossible.
+    ///
+    /// # Panics
+    /// When a tensor is larger than the arena.
+    pub fn movable(arena: &Arena, specs: &[TensorSpec]) -> Result<Rc<Self>, TensorError> {
+        let mut set = Self::declare(specs.iter())?;
+        let largest = set.tensors.iter().map(|tensor| bytes_of(*tensor)).max().unwrap_or(0);
+        assert!(largest <= arena.bytes(), "a tensor that fits nowhere");
+        // SAFETY: the arena is page aligned and outlives the buffer, which does not own it.
+        // Graphs take the tensors for placed, as they must, and only run while a region is lent.
+        unsafe {
+            let base = arena.base().as_ptr();
+            let buffer = sys::ggml_backend_cpu_buffer_from_ptr(base.cast(), arena.bytes());
+            set.buffer = NonNull::new(buffer);
+            sys::ggml_backend_buffer_set_usage(buffer, sys::GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+            for tensor in &set.tensors {
+                let status = sys::ggml_backend_tensor_alloc(buffer, tensor.as_ptr(), base.cast());
+                assert_eq!(status, sys::GGML_STATUS_SUCCESS, "placing a tensor in a host buffer");
+            }
+        }
+        set.movable = Some(Movable { arena: arena.clone(), held: RefCell::new(None) });
+        Ok(Rc::new(set))
+    }
+
+    /// Lends a region to a movable set: each tensor's bytes begin at its offset there.
+    ///
+    /// # Panics
+    /// When the set is not movable or holds a region already, when the region is of another arena,
+    /// or when an offset is misaligned or its tensor does not lie inside the region.
+    pub fn lend(&self, mut region: Region, offsets: &[usize]) {
+        let movable = self.movable.as_ref().expect("a movable set");
+        assert!(movable.arena.owns(&region), "a region of the set's arena");
+        assert_eq!(offsets.len(), self.tensors.len(), "an offset per tensor");
+        let bytes = region.bytes_mut();
+        for (tensor, offset) in self.tensors.iter().zip(offsets) {
+            let end = offset.checked_add(bytes_of(*tensor));
+            assert!(end.is_some_and(|end| end <= bytes.len()), "a tensor outside its region");
+            assert!(offset.is_multiple_of(Self::FILE_ALIGNMENT as usize), "a misaligned tensor");
+            // SAFETY: the tensor lies inside the region, which the set holds from here on. ggml
+            // reads the address when a graph runs; graphs make no views of weights.
+            unsafe { (*tensor.as_ptr()).data = bytes.as_mut_ptr().add(*offset).cast() };
+        }
+        let before = movable.held.borrow_mut().replace(region);
+        assert!(before.is_none(), "a set holds one region at a time");
+    }
+
+    /// Takes a lent region back; nothing where none is lent.
+    pub fn take_back(&self) -> Option<Region> {
+        self.movable.as_ref().and_then(|movable| movable.held.borrow_mut().take())
+    }
+
+    /// Whether the tensors have memory now; only movable sets may have none.
+    pub fn is_placed(&self) -> bool {
+        self.movable.as_ref().is_none_or(|movable| movable.held.borrow().is_some())
+    }
+
+    /// Whether this is a movable set and `tensor` one of its own.
+    pub(crate) fn movable_contains(&self, tensor: *mut sys::ggml_tensor) -> bool {
+        self.movable.is_some() && self.tensors.iter().any(|known| known.as_ptr() == tensor)
+    }
+
     /// The tensors' ids, in the order they were declared.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = TensorId> + use<> {
         (0..self.tensors.len()).map(TensorId)
@@ -226,11 +300,11 @@ impl TensorSet {
         bytes_of(self.tensors[id.0])
     }
 
-    /// Bytes of memory that the set allocated; zero for mapped sets.
+    /// Bytes of memory that the set allocated; zero for mapped and movable sets.
     pub fn allocated_bytes(&self) -> usize {
         match self.buffer {
             // SAFETY: the buffer is owned by the set.
-            Some(buffer) if self._file.is_none() => unsafe {
+            Some(buffer) if self._file.is_none() && self.movable.is_none() => unsafe {
                 sys::ggml_backend_buffer_get_size(buffer.as_ptr())
             },
             _ => 0,
@@ -243,9 +317,10 @@ impl TensorSet {
     /// When the bytes do not fit.
     ///
     /// # Panics
-    /// When the set is mapped, hence read-only.
+    /// When the set is mapped or movable, hence read-only.
     pub fn write(&self, id: TensorId, offset: usize, bytes: &[u8]) -> Result<(), TensorError> {
         assert!(self._file.is_none(), "mapped tensors are read-only");
+        assert!(self.movable.is_none(), "movable tensors are read-only");
         let tensor = self.checked(id, offset, bytes.len())?;
         if bytes.is_empty() {
             return Ok(());
@@ -266,7 +341,11 @@ impl TensorSet {
     ///
     /// # Errors
     /// When the range does not lie inside the tensor.
+    ///
+    /// # Panics
+    /// When the set is movable and has no memory now.
     pub fn read(&self, id: TensorId, offset: usize, bytes: &mut [u8]) -> Result<(), TensorError> {
+        assert!(self.is_placed(), "reading a tensor that has no memory now");
         let tensor = self.checked(id, offset, bytes.len())?;
         if bytes.is_empty() {
             return Ok(());
@@ -315,8 +394,8 @@ impl TensorSet {
             })
         };
         let context = NonNull::new(context).expect("a small allocation");
-        let mut set =
-            Self { context, buffer: None, tensors: Vec::with_capacity(specs.len()), _file: None };
+        let tensors = Vec::with_capacity(specs.len());
+        let mut set = Self { context, buffer: None, tensors, _file: None, movable: None };
         for spec in specs {
             let shape = checked_shape(spec)?;
             let name = c_name(&spec.name);

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use motley_ggml::{
-    AllocateError, Attention, Backend, ComputeBuffer, ComputeError, Device, ElementType, Graph,
-    TensorError, TensorSet, TensorSpec, ThreadPool, ThreadPoolOptions,
+    AllocateError, Arena, Attention, Backend, ComputeBuffer, ComputeError, Device, ElementType,
+    Graph, TensorError, TensorSet, TensorSpec, ThreadPool, ThreadPoolOptions,
 };
 
 fn backend() -> Backend {
@@ -149,4 +149,78 @@ fn accesses_outside_a_tensor_and_impossible_shapes_are_errors() {
             Err(TensorError::Shape { .. })
         ));
     }
+}
+
+/// Two products whose weights take turns in one region: each runs while its weights are there, and
+/// not without them.
+#[test]
+fn segments_run_with_weights_that_come_one_after_the_other() {
+    let mut backend = backend();
+    let (arena, region) = Arena::reserve(Arena::ALIGNMENT).unwrap();
+    let spec =
+        TensorSpec { name: "weight".to_owned(), element: ElementType::F32, shape: [2, 2, 1, 1] };
+    let sets = [(); 2].map(|()| TensorSet::movable(&arena, std::slice::from_ref(&spec)).unwrap());
+    let (mut graph, (input, output)) = Graph::build(16, |builder| {
+        let (x, input) = builder.input(ElementType::F32, [2, 1, 1, 1]);
+        let stored = |set: &Rc<TensorSet>| builder.stored(set, set.ids().next().unwrap());
+        let first = builder.mul_mat(stored(&sets[0]), builder.scale(x, 2.0));
+        let second = builder.mul_mat(stored(&sets[1]), first);
+        (input, builder.output(builder.scale(second, 0.5)))
+    });
+    let mut memory = ComputeBuffer::new(&backend);
+    memory.allocate(&mut graph).unwrap();
+    assert_eq!(backend.compute(&graph), Err(ComputeError::NotPlaced));
+    graph.cut(&sets);
+    let weights = [[1.0_f32, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]];
+    let mut region = Some(region);
+    for x in [[1.0_f32, 0.0], [0.5, -2.0]] {
+        graph.write::<f32>(input, &x);
+        let mut sets_run = 0;
+        for segment in 0..graph.segments() {
+            let Some(set) = graph.segment_set(segment).cloned() else {
+                backend.compute_segment(&graph, segment).unwrap();
+                continue;
+            };
+            let not_there = backend.compute_segment(&graph, segment);
+            assert_eq!(not_there, Err(ComputeError::NotPlaced));
+            let mut lent = region.take().unwrap();
+            let index = sets.iter().position(|known| Rc::ptr_eq(known, &set)).unwrap();
+            let offset = 64 * index;
+            for (place, value) in lent.bytes_mut()[offset..].chunks_mut(4).zip(weights[index]) {
+                place.copy_from_slice(&value.to_le_bytes());
+            }
+            set.lend(lent, &[offset]);
+            backend.compute_segment(&graph, segment).unwrap();
+            region = set.take_back();
+            sets_run += 1;
+        }
+        assert_eq!(sets_run, 2);
+        let first = [x[0] + 2.0 * x[1], 3.0 * x[0] + 4.0 * x[1]];
+        let expected = [5.0 * first[0] + 6.0 * first[1], 7.0 * first[0] + 8.0 * first[1]];
+        let mut found = [0.0; 2];
+        graph.read::<f32>(output, &mut found);
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a view of a tensor whose memory moves")]
+fn views_of_weights_that_move_are_refused() {
+    let (arena, _region) = Arena::reserve(1).unwrap();
+    let shape = [2, 2, 1, 1];
+    let spec = TensorSpec { name: "weight".to_owned(), element: ElementType::F32, shape };
+    let set = TensorSet::movable(&arena, &[spec]).unwrap();
+    let _ = Graph::build(4, |builder| {
+        builder.reshape(builder.stored(&set, set.ids().next().unwrap()), [4, 1, 1, 1]);
+    });
+}
+
+#[test]
+#[should_panic(expected = "a tensor outside its region")]
+fn a_region_that_is_too_small_is_refused() {
+    let (arena, region) = Arena::reserve(1).unwrap();
+    let shape = [1024, 1, 1, 1];
+    let spec = TensorSpec { name: "weight".to_owned(), element: ElementType::F32, shape };
+    let set = TensorSet::movable(&arena, &[spec]).unwrap();
+    set.lend(region, &[32]);
 }
