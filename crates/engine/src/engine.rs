@@ -16,9 +16,11 @@ use crate::layer_set::LayerSet;
 use crate::layout::{Layout, Layouts};
 use crate::masks;
 use crate::model::Model;
+use crate::placement::Placement;
 use crate::reuse::ReuseRule;
 use crate::rows::{self, Group, Row, RowsError, Run};
-use crate::weights::{Parts, Residency, Weights};
+use crate::stream::{ReadError, Reading, Store, StoreError};
+use crate::weights::{Parts, Weights};
 
 /// What an engine holds and how large it may work.
 #[derive(Clone, Debug)]
@@ -41,8 +43,8 @@ pub struct EngineOptions {
     pub threads: ThreadPoolOptions,
     /// How weight matrices are laid out.
     pub layout: LayoutChoice,
-    /// Where weights are kept that are laid out as in the file.
-    pub residency: Residency,
+    /// Where weights are kept.
+    pub placement: Placement,
 }
 
 /// How weight matrices are laid out in memory.
@@ -90,15 +92,48 @@ pub enum LoadError {
         /// Elements of a head.
         head_elements: usize,
     },
+    /// Another number of residencies than layers.
+    #[error("{given} residencies for {layers} layers")]
+    Placement {
+        /// Residencies given.
+        given: usize,
+        /// Layers held.
+        layers: usize,
+    },
+    /// Too little memory even with every layer streamed.
+    #[error(
+        "{budget_bytes} bytes are too few: {least_bytes} are needed with every layer streamed, \
+         {whole_bytes} with all in memory"
+    )]
+    Budget {
+        /// Bytes that were to suffice.
+        budget_bytes: u64,
+        /// Bytes of cache, working memory, buffers and what cannot be streamed.
+        least_bytes: u64,
+        /// Bytes with all weights in memory.
+        whole_bytes: u64,
+    },
     /// The file became shorter while it was read.
     #[error("the model's file has become shorter while it was read")]
     Truncated,
     /// Memory for weights or cache was refused, or weights could not be read.
     #[error("cannot hold the model")]
     Tensors(#[from] TensorError),
+    /// Weights could not be read from disk.
+    #[error("cannot read the model's weights")]
+    Read(#[from] ReadError),
     /// Memory for intermediate values was refused.
     #[error("cannot reserve working memory")]
     Compute(#[from] AllocateError),
+}
+
+impl From<StoreError> for LoadError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Tensors(error) => Self::Tensors(error),
+            StoreError::Read(error) => Self::Read(error),
+        }
+    }
 }
 
 /// Rows that enter a window.
@@ -187,6 +222,9 @@ pub enum StepError {
     /// Weights are mapped, and their file has become shorter: results are worthless from now on.
     #[error("the model's file has become shorter while it was used; its weights are gone")]
     Truncated,
+    /// Streamed weights could not be read; the step may be tried again.
+    #[error("cannot read the model's weights")]
+    Read(#[from] ReadError),
     /// Memory for intermediate values was refused.
     #[error("cannot grow working memory")]
     Memory(#[from] AllocateError),
@@ -206,6 +244,8 @@ pub struct EngineMemory {
     pub cache_bytes: u64,
     /// Intermediate values.
     pub compute_bytes: u64,
+    /// Streamed weights on their way.
+    pub stream_bytes: u64,
 }
 
 impl EngineMemory {
@@ -215,6 +255,7 @@ impl EngineMemory {
             + self.weights_allocated_bytes
             + self.cache_bytes
             + self.compute_bytes
+            + self.stream_bytes
     }
 }
 
@@ -226,14 +267,19 @@ impl EngineMemory {
 #[derive(Debug)]
 pub struct Engine {
     // Declared before what graphs point to only for reading; graphs own references to all of it.
-    graphs: KeptGraphs,
+    pub(crate) graphs: KeptGraphs,
     memory: ComputeBuffer,
     backend: Backend,
     hyper: HyperParameters,
-    held: LayerSet,
+    pub(crate) held: LayerSet,
     // Whose maps weights are read from; none with weights in memory.
     mapped_files: Vec<Arc<MappedFile>>,
     weights: Weights,
+    // The weights that may move; none where all are placed for good.
+    pub(crate) store: Option<Store>,
+    // The store's changes that kept graphs know.
+    pub(crate) changes_known: u64,
+    pub(crate) reading: Reading,
     layouts: Layouts,
     cache: Cache,
     batch_rows_max: usize,
@@ -260,16 +306,18 @@ impl Engine {
         check_options(&directory.hyper, options)?;
         let mut backend = Backend::cpu(ThreadPool::new(options.threads));
         let layouts = match options.layout {
-            LayoutChoice::Plain => Layouts::plain(),
-            LayoutChoice::Measured => Layouts::measure(&mut backend, model.files(), directory)?,
+            LayoutChoice::Measured if options.placement.fixed().is_some() => {
+                Layouts::measure(&mut backend, model.files(), directory)?
+            }
+            _ => Layouts::plain(),
         };
         let parts = Parts {
-            layers: options.layers.clone(),
+            layers: &options.layers,
             embedding: options.embedding,
             head: options.head,
-            residency: options.residency,
+            placement: &options.placement,
         };
-        let weights = Weights::load(model.files(), directory, &parts, &layouts)?;
+        let (weights, store) = Weights::load(model.files(), directory, parts, &layouts)?;
         let shape = CacheShape {
             slots: options.slots,
             context_tokens: options.context_tokens,
@@ -284,17 +332,21 @@ impl Engine {
             backend,
             hyper: directory.hyper.clone(),
             held: options.layers.clone(),
-            mapped_files: match options.residency {
-                Residency::Mapped => model.files().to_vec(),
-                Residency::Ram => Vec::new(),
+            mapped_files: match weights.mapped_bytes {
+                0 => Vec::new(),
+                _ => model.files().to_vec(),
             },
             weights,
+            store,
+            changes_known: 0,
+            reading: Reading::Disk,
             layouts,
             cache,
             batch_rows_max: options.batch_rows_max,
             scratch: Scratch::default(),
         };
         engine.reserve()?;
+        engine.place_weights(&options.placement)?;
         if model.files().iter().any(|file| file.was_truncated()) {
             return Err(LoadError::Truncated);
         }
@@ -351,9 +403,11 @@ impl Engine {
     pub fn memory(&self) -> EngineMemory {
         EngineMemory {
             weights_mapped_bytes: self.weights.mapped_bytes,
-            weights_allocated_bytes: self.weights.allocated_bytes,
+            weights_allocated_bytes: self.weights.allocated_bytes
+                + self.store.as_ref().map_or(0, Store::resident_bytes),
             cache_bytes: self.cache.set.allocated_bytes() as u64,
             compute_bytes: self.memory.bytes() as u64,
+            stream_bytes: self.store.as_ref().map_or(0, Store::buffer_bytes),
         }
     }
 
@@ -515,10 +569,14 @@ impl Engine {
             // Nothing attends, so that one graph serves all positions.
             scratch.groups.clear();
         }
+        self.follow_store()?;
         let index = self.graph_for(step, &scratch.groups)?;
         self.write_inputs(index, step, scratch);
         let window = self.graphs.get_mut(index);
-        self.backend.compute(&window.graph)?;
+        match &self.store {
+            Some(store) => store.run(&mut self.backend, window, self.reading)?,
+            None => self.backend.compute(&window.graph)?,
+        }
         if self.mapped_files.iter().any(|file| file.was_truncated()) {
             return Err(StepError::Truncated);
         }
@@ -555,7 +613,10 @@ impl Engine {
             groups: groups.to_vec(),
         };
         let tensors = graphs::tensors_max(&key);
-        let built = graphs::build(key, self.sources());
+        let mut built = graphs::build(key, self.sources());
+        if let Some(store) = &self.store {
+            store.cut(&mut built);
+        }
         let index = self.graphs.keep(built, tensors);
         self.place(index)?;
         Ok(index)
@@ -690,6 +751,11 @@ fn check_options(hyper: &HyperParameters, options: &EngineOptions) -> Result<(),
     let block_count = hyper.block_count;
     if options.layers.ranges().last().is_some_and(|last| last.end > block_count) {
         return Err(LoadError::Layers { layers: options.layers.clone(), block_count });
+    }
+    if let Some(given) = options.placement.residencies()
+        && given != options.layers.len()
+    {
+        return Err(LoadError::Placement { given, layers: options.layers.len() });
     }
     for (what, value) in [
         ("the number of slots", options.slots),

@@ -46,6 +46,11 @@ impl KeptGraphs {
         self.graphs.len() - 1
     }
 
+    /// Every kept graph.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut WindowGraph> {
+        self.graphs.iter_mut().map(|kept| &mut kept.window)
+    }
+
     pub(crate) fn get_mut(&mut self, index: usize) -> &mut WindowGraph {
         &mut self.graphs[index].window
     }

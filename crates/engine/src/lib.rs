@@ -19,9 +19,12 @@ mod maker;
 mod masks;
 mod measure;
 mod model;
+mod placement;
 mod reuse;
 mod rows;
 mod sampling;
+mod stream;
+mod streaming;
 mod weights;
 
 pub use cache::{CacheElement, CacheError};
@@ -40,6 +43,7 @@ pub use measure::{
     TimedPass,
 };
 pub use model::{Model, OpenError, VocabularyLoadError};
+pub use placement::{Placement, Residency};
 pub use reuse::{ReuseRule, SlotHistory};
 pub use rows::{Row, RowsError};
 pub use sampling::{
@@ -48,4 +52,5 @@ pub use sampling::{
     SamplingParameterError, SamplingParameters, StopMatcher, StopStringError, StopVerdict,
     TOP_LOGPROBS_MAX, TextStream, TokenLogProbabilities, TokenLogProbability, TokenMask,
 };
-pub use weights::Residency;
+pub use stream::{ReadError, ReadRate, StreamOptions, read_rate};
+pub use streaming::{LayerWeightsBytes, ResidencyError, StreamFigures};

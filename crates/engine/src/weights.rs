@@ -11,6 +11,8 @@ use motley_model::{LayerTensors, ModelDirectory, TensorInfo};
 
 use crate::layer_set::LayerSet;
 use crate::layout::{Layout, Layouts};
+use crate::placement::{Placement, Residency};
+use crate::stream::{Group, Store, StoreError, cut_layer};
 
 /// A tensor in one set.
 #[derive(Clone, Debug)]
@@ -88,55 +90,39 @@ pub(crate) struct Weights {
     pub(crate) allocated_bytes: u64,
 }
 
-/// Where weights that are laid out as in the file are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Residency {
-    /// Mapped: nothing is copied, and the system may drop pages and read them again.
-    #[default]
-    Mapped,
-    /// Read at load into memory of the engine's own, which the system cannot drop; for nodes under
-    /// a memory limit, and where the file may change while it serves.
-    Ram,
-}
-
 /// Which parts of a model to hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Parts {
-    pub(crate) layers: LayerSet,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts<'p> {
+    pub(crate) layers: &'p LayerSet,
     pub(crate) embedding: bool,
     pub(crate) head: bool,
-    pub(crate) residency: Residency,
+    pub(crate) placement: &'p Placement,
 }
 
 impl Weights {
+    /// Loads the weights; those whose layers may move are declared only, in the store.
     pub(crate) fn load(
         files: &[Arc<MappedFile>],
         directory: &ModelDirectory,
-        parts: &Parts,
+        parts: Parts<'_>,
         layouts: &Layouts,
-    ) -> Result<Self, TensorError> {
+    ) -> Result<(Self, Option<Store>), StoreError> {
         let wanted = wanted_tensors(directory, parts);
         let mut loader = Loader { weights: Vec::new(), mapped_bytes: 0, allocated_bytes: 0 };
-        match parts.residency {
-            Residency::Mapped => loader.map(files, &wanted)?,
-            Residency::Ram => loader.read(files, &wanted, layouts)?,
-        }
+        let store = match parts.placement.fixed() {
+            Some(Residency::Mapped) => {
+                loader.map(files, &wanted)?;
+                None
+            }
+            Some(_) => {
+                loader.read(files, &wanted, layouts)?;
+                None
+            }
+            None => Some(loader.place(files, directory, &wanted, parts)?),
+        };
         loader.pack(files, &wanted, layouts)?;
-        let layers =
-            parts.layers.iter().map(|layer| loader.layer(&directory.layers[layer])).collect();
-        Ok(Self {
-            embedding: parts.embedding.then(|| loader.weight(&directory.embedding)),
-            held: parts.layers.clone(),
-            layers,
-            head: parts.head.then(|| HeadWeights {
-                norm: loader.weight(&directory.output_norm),
-                output: loader.weight(directory.head_matrix()),
-                output_bias: loader.optional(directory.output_bias.as_ref()),
-            }),
-            rope_frequencies: loader.optional(directory.rope_frequencies.as_ref()),
-            mapped_bytes: loader.mapped_bytes,
-            allocated_bytes: loader.allocated_bytes,
-        })
+        let weights = loader.finish(directory, parts);
+        Ok((weights, store))
     }
 
     /// The weights of a layer that is held.
@@ -170,7 +156,7 @@ impl<'d> Wanted<'d> {
 }
 
 /// Tensors of the parts, each once.
-fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: &Parts) -> Vec<Wanted<'d>> {
+fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: Parts<'_>) -> Vec<Wanted<'d>> {
     let mut wanted = Vec::new();
     for layer in parts.layers.iter().map(|layer| &directory.layers[layer]) {
         let matrices = layer.matrices();
@@ -202,16 +188,93 @@ struct Loader {
 }
 
 impl Loader {
+    fn finish(&self, directory: &ModelDirectory, parts: Parts<'_>) -> Weights {
+        let layers = parts.layers.iter().map(|layer| self.layer(&directory.layers[layer]));
+        Weights {
+            embedding: parts.embedding.then(|| self.weight(&directory.embedding)),
+            held: parts.layers.clone(),
+            layers: layers.collect(),
+            head: parts.head.then(|| HeadWeights {
+                norm: self.weight(&directory.output_norm),
+                output: self.weight(directory.head_matrix()),
+                output_bias: self.optional(directory.output_bias.as_ref()),
+            }),
+            rope_frequencies: self.optional(directory.rope_frequencies.as_ref()),
+            mapped_bytes: self.mapped_bytes,
+            allocated_bytes: self.allocated_bytes,
+        }
+    }
+
+    /// Maps the mapped layers and what is looked up by rows, copies what is small or misaligned,
+    /// and declares everything else in pieces.
+    fn place(
+        &mut self,
+        files: &[Arc<MappedFile>],
+        directory: &ModelDirectory,
+        wanted: &[Wanted<'_>],
+        parts: Parts<'_>,
+    ) -> Result<Store, StoreError> {
+        let placement = parts.placement;
+        let mut mapped = Vec::new();
+        let mut groups: Vec<Group<'_>> = Vec::new();
+        for (index, layer) in parts.layers.iter().enumerate() {
+            let tensors = &directory.layers[layer];
+            if placement.of_layer(index) == Residency::Mapped {
+                mapped.extend(tensors.tensors());
+                continue;
+            }
+            let pieces = cut_layer(tensors, placement.stream.piece_bytes).into_iter();
+            groups.extend(pieces.map(|tensors| Group::new(tensors, Some(layer))));
+        }
+        if parts.head {
+            groups.push(Group::new(vec![directory.head_matrix()], None));
+        }
+        groups.retain(|group| group.tensors.iter().all(|tensor| is_aligned(tensor)));
+        for file in files_of(files, &mapped) {
+            self.map_all(file.0, &file.1, true)?;
+        }
+        let in_pieces =
+            |tensor: &TensorInfo| groups.iter().any(|group| group.tensors.contains(&tensor));
+        let (rows, small): (Vec<&TensorInfo>, Vec<&TensorInfo>) = wanted
+            .iter()
+            .map(|wanted| wanted.tensor)
+            .filter(|tensor| !mapped.contains(tensor) && !in_pieces(tensor))
+            .partition(|tensor| *tensor == &directory.embedding && is_aligned(tensor));
+        for (file, tensors) in files_of(files, &rows) {
+            self.map_all(file, &tensors, false)?;
+        }
+        for (file, tensors) in files_of(files, &small) {
+            self.copy(file, &tensors)?;
+        }
+        let members: Vec<Vec<&TensorInfo>> =
+            groups.iter().map(|group| group.tensors.clone()).collect();
+        let store = Store::new(files, groups, &placement.stream)?;
+        store.sets().zip(&members).for_each(|(set, tensors)| self.add_plain(set, tensors));
+        Ok(store)
+    }
+
     /// Maps every tensor; those at places that ggml's kernels cannot read are copied.
     fn map(&mut self, files: &[Arc<MappedFile>], wanted: &[Wanted<'_>]) -> Result<(), TensorError> {
-        for (index, file) in files.iter().enumerate() {
-            let (aligned, misaligned): (Vec<&TensorInfo>, Vec<&TensorInfo>) = wanted
-                .iter()
-                .map(|wanted| wanted.tensor)
-                .filter(|tensor| tensor.file_index == index)
-                .partition(|tensor| tensor.offset.is_multiple_of(TensorSet::FILE_ALIGNMENT));
+        let tensors: Vec<&TensorInfo> = wanted.iter().map(|wanted| wanted.tensor).collect();
+        for (file, tensors) in files_of(files, &tensors) {
+            self.map_all(file, &tensors, true)?;
+        }
+        Ok(())
+    }
+
+    fn map_all(
+        &mut self,
+        file: &Arc<MappedFile>,
+        tensors: &[&TensorInfo],
+        populated: bool,
+    ) -> Result<(), TensorError> {
+        {
+            let (aligned, misaligned): (Vec<&TensorInfo>, Vec<&TensorInfo>) =
+                tensors.iter().partition(|tensor| is_aligned(tensor));
             let mapped = TensorSet::map(Arc::clone(file), &placed(&aligned))?;
-            populate(file, &aligned);
+            if populated {
+                populate(file, &aligned);
+            }
             self.mapped_bytes += aligned.iter().map(|tensor| tensor.bytes).sum::<u64>();
             self.add_plain(&mapped, &aligned);
             self.copy(file, &misaligned)?;
@@ -329,6 +392,20 @@ impl Loader {
     }
 }
 
+/// The tensors by the file that holds them.
+fn files_of<'f, 'd>(
+    files: &'f [Arc<MappedFile>],
+    tensors: &[&'d TensorInfo],
+) -> Vec<(&'f Arc<MappedFile>, Vec<&'d TensorInfo>)> {
+    let of_file = |index| tensors.iter().copied().filter(move |tensor| tensor.file_index == index);
+    files.iter().enumerate().map(|(index, file)| (file, of_file(index).collect())).collect()
+}
+
+/// Whether ggml's kernels can read the tensor at its place in the file.
+fn is_aligned(tensor: &TensorInfo) -> bool {
+    tensor.offset.is_multiple_of(TensorSet::FILE_ALIGNMENT)
+}
+
 /// Brings the tensors into memory, neighbours in one go.
 fn populate(file: &MappedFile, tensors: &[&TensorInfo]) {
     let mut extents: Vec<Range<u64>> =
@@ -358,7 +435,7 @@ fn placed(tensors: &[&TensorInfo]) -> Vec<PlacedTensor> {
 }
 
 /// The tensor as ggml knows it.
-fn spec(tensor: &TensorInfo) -> TensorSpec {
+pub(crate) fn spec(tensor: &TensorInfo) -> TensorSpec {
     TensorSpec { name: tensor.name.clone(), element: element(tensor), shape: tensor.shape }
 }
 

@@ -19,7 +19,7 @@ fn engine(fixture: &Fixture, layout: LayoutChoice, residency: Residency) -> Engi
         cache: CacheElement::F16,
         threads: THREADS,
         layout,
-        residency,
+        placement: residency.into(),
     };
     Engine::load(&fixture.model, &options).unwrap()
 }

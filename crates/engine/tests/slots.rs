@@ -219,7 +219,7 @@ fn part(fixture: &Fixture, layers: std::ops::Range<usize>) -> Engine {
             cache: CacheElement::F16,
             threads: THREADS,
             layout: LayoutChoice::Plain,
-            residency: Residency::Mapped,
+            placement: Residency::Mapped.into(),
         },
     )
     .unwrap()
@@ -345,7 +345,7 @@ fn options_that_do_not_fit_the_model_are_refused() {
         cache: CacheElement::F16,
         threads: THREADS,
         layout: LayoutChoice::Plain,
-        residency: Residency::Mapped,
+        placement: Residency::Mapped.into(),
     };
     let load = |options: EngineOptions| Engine::load(&fixture.model, &options).map(|_| ());
     assert!(matches!(

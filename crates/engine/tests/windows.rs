@@ -37,7 +37,7 @@ fn engine(fixture: &Fixture, layers: LayerSet, ends: bool) -> Engine {
         cache: CacheElement::F16,
         threads: THREADS,
         layout: LayoutChoice::Plain,
-        residency: Residency::Mapped,
+        placement: Residency::Mapped.into(),
     };
     Engine::load(&fixture.model, &options).unwrap()
 }

@@ -139,7 +139,7 @@ pub(crate) fn engine_options(
         cache: wish.cache,
         threads: ThreadPoolOptions { threads, poll_percent: POLL_PERCENT, pinned: false },
         layout: wish.layout,
-        residency: wish.residency,
+        placement: wish.residency.into(),
     })
 }
 

@@ -67,6 +67,8 @@ pub(crate) struct WindowGraph {
     pub(crate) selection: Option<Input>,
     /// Nothing when no row is wanted.
     pub(crate) product: Option<Output>,
+    /// For each segment the piece that it needs, where weights come and go.
+    pub(crate) pieces: Vec<Option<usize>>,
 }
 
 /// The tensors behind [`LookInputs`].
@@ -141,6 +143,7 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
         sliding: handles.sliding,
         selection: handles.selection,
         product: handles.product,
+        pieces: Vec::new(),
     }
 }
 

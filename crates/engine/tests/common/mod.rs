@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use motley_engine::{
-    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, ModelRecipe, Residency,
-    Row, Step, Wanted, make_model_file,
+    CacheElement, Engine, EngineOptions, Entering, LayoutChoice, Model, ModelRecipe, Placement,
+    Residency, Row, Step, Wanted, make_model_file,
 };
 use motley_ggml::{
     ReferenceContext, ReferenceModel, ReferenceOptions, ReferenceRow, ThreadPoolOptions, Token,
@@ -131,22 +131,24 @@ impl Fixture {
 
     /// An engine with all layers.
     pub(crate) fn engine(&self, slots: usize, layout: LayoutChoice, cache: CacheElement) -> Engine {
-        Engine::load(
-            &self.model,
-            &EngineOptions {
-                layers: (0..self.layers()).into(),
-                embedding: true,
-                head: true,
-                slots,
-                context_tokens: CONTEXT_TOKENS,
-                batch_rows_max: BATCH_ROWS,
-                cache,
-                threads: THREADS,
-                layout,
-                residency: Residency::Mapped,
-            },
-        )
-        .unwrap()
+        let options = EngineOptions { layout, cache, ..self.options(slots, Residency::Mapped) };
+        Engine::load(&self.model, &options).unwrap()
+    }
+
+    /// All layers, kept in this way and laid out as in the file.
+    pub(crate) fn options(&self, slots: usize, placement: impl Into<Placement>) -> EngineOptions {
+        EngineOptions {
+            layers: (0..self.layers()).into(),
+            embedding: true,
+            head: true,
+            slots,
+            context_tokens: CONTEXT_TOKENS,
+            batch_rows_max: BATCH_ROWS,
+            cache: CacheElement::F16,
+            threads: THREADS,
+            layout: LayoutChoice::Plain,
+            placement: placement.into(),
+        }
     }
 
     /// A context of llama.cpp with the sizes of our engines.

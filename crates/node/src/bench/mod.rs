@@ -162,7 +162,7 @@ fn engine_options(
         cache: CacheElement::F16,
         threads,
         layout: if arguments.plain { LayoutChoice::Plain } else { LayoutChoice::Measured },
-        residency: motley_engine::Residency::Mapped,
+        placement: motley_engine::Residency::Mapped.into(),
     })
 }
 

@@ -114,7 +114,7 @@ fn options(model: &Model, threads: ThreadPoolOptions) -> EngineOptions {
         cache: CacheElement::F16,
         threads,
         layout: LayoutChoice::Measured,
-        residency: motley_engine::Residency::Mapped,
+        placement: motley_engine::Residency::Mapped.into(),
     }
 }
 

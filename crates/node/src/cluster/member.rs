@@ -536,7 +536,7 @@ fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOp
         cache: room::cache_element(spec.kv_type)?,
         threads: options.threads,
         layout: options.layout,
-        residency: options.residency,
+        placement: options.residency.into(),
     })
 }
 
@@ -607,7 +607,7 @@ impl Fetcher {
             cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
             threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
             layout: LayoutChoice::Plain,
-            residency: Residency::default(),
+            placement: Residency::default().into(),
         };
         let sizes = Sizes::new(directory, &options)?;
         room::admit(&sizes, &windows(&self.prepare), self.budget_bytes)

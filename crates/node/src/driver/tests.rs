@@ -59,7 +59,7 @@ impl Fixture {
             cache: CacheElement::F16,
             threads: THREADS,
             layout: LayoutChoice::Plain,
-            residency: motley_engine::Residency::Mapped,
+            placement: motley_engine::Residency::Mapped.into(),
         };
         let vocabulary = model.vocabulary().unwrap();
         let driver = Driver::new();

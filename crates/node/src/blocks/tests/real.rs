@@ -35,7 +35,7 @@ fn engine(path: &Path, wanted: &WantedParts) -> Engine {
         cache: CacheElement::F16,
         threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
         layout: LayoutChoice::Plain,
-        residency: Residency::Mapped,
+        placement: Residency::Mapped.into(),
     };
     Engine::load(&Model::open(path).unwrap(), &options).unwrap()
 }
