@@ -11,9 +11,9 @@ use super::cut::{Cut, CutModel, Kind, Room, choose};
 use super::{MeasureError, lower_quartile};
 use crate::cache::CacheElement;
 use crate::engine::{Engine, EngineOptions, Entering, LayoutChoice, Step, Wanted};
+use crate::placement::Residency;
 use crate::rows::Row;
 use crate::sampling::PositionedRandom;
-use crate::weights::Residency;
 
 /// What a pass is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -168,7 +168,7 @@ impl ModelMeter {
                 cache: options.cache,
                 threads: options.threads,
                 layout: options.layout,
-                residency: Residency::Mapped,
+                placement: Residency::Mapped.into(),
             },
         )?;
         let width = directory.hyper.embedding_length;
