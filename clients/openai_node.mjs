@@ -39,6 +39,11 @@ const completion = await client.completions.create({ model, prompt: "One, two,",
 assert.ok(completion.choices[0].text);
 console.log("ok a text is continued");
 
+const embedded = await client.embeddings.create({ model, input: ["a cat", "a dog"] });
+assert.equal(embedded.data.length, 2);
+assert.equal(embedded.data[0].embedding.length, embedded.data[1].embedding.length);
+console.log("ok texts become vectors");
+
 await assert.rejects(
   client.chat.completions.create({ ...options, top_p: 7 }),
   (error) => error instanceof OpenAI.BadRequestError && error.param === "top_p",

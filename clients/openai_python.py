@@ -121,6 +121,25 @@ def completions_continue_text():
     assert echoed.choices[0].text.startswith("One, two,")
 
 
+def completions_score_their_prompt():
+    scored = client.completions.create(
+        model=MODEL, prompt="One, two, three,", max_tokens=0, echo=True, logprobs=1
+    ).choices[0]
+    assert scored.text == "One, two, three,"
+    first, *rest = scored.logprobs.token_logprobs
+    assert first is None and rest and all(value <= 0 for value in rest)
+
+
+def a_vector_is_made_of_a_text():
+    for encoding in ("float", "base64"):
+        answer = client.embeddings.create(
+            model=MODEL, input=["a cat", "a dog"], encoding_format=encoding
+        )
+        vectors = [entry.embedding for entry in answer.data]
+        assert len(vectors) == 2 and answer.usage.prompt_tokens > 0
+        assert all(abs(sum(x * x for x in vector) - 1) < 1e-3 for vector in vectors)
+
+
 def forced_json_parses_and_follows_its_schema():
     answer = chat(response_format={"type": "json_object"}, max_tokens=200)
     if answer.choices[0].finish_reason == "stop":
@@ -169,7 +188,7 @@ def wrong_requests_are_refused_with_the_field():
     refused(openai.NotFoundError, lambda: chat(model="no-such-model"), "model_not_found")
     long = [{"role": "user", "content": "word " * 20000}]
     refused(openai.BadRequestError, lambda: chat(messages=long), "context_length_exceeded")
-    refused(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input="x"))
+    refused(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input=""))
 
 
 def main():

@@ -27,6 +27,8 @@ def litellm_talks_openai():
     chunks = litellm.completion(**options, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == answer.choices[0].message.content
+    options.pop("messages"), options.pop("max_tokens"), options.pop("temperature")
+    assert litellm.embedding(**options, input=["a cat"]).data[0]["embedding"]
 
 
 def ollama_lists_shows_and_chats():
@@ -41,6 +43,8 @@ def ollama_lists_shows_and_chats():
     assert parts[-1].done_reason in ("stop", "length")
     text = client.generate(model, "One, two,", raw=True, options={"num_predict": 4}).response
     assert text
+    vectors = client.embed(model, ["a cat", "a dog"]).embeddings
+    assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1]) > 0
     try:
         client.chat("no-such-model", MESSAGES)
     except ollama.ResponseError as error:

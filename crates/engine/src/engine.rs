@@ -154,6 +154,25 @@ pub enum Wanted<'a> {
     HiddenOf(&'a [usize]),
     /// Logits of these rows, maybe of none; the window must reach the end of the model.
     Logits(&'a [usize]),
+    /// Logits of some rows, and after them the final hidden states, normed as the head norms them,
+    /// of others; the window must reach the end of the model.
+    LogitsAndStates(&'a [usize], &'a [usize]),
+}
+
+impl<'a> Wanted<'a> {
+    /// The selected rows of either kind; `None` when all are wanted.
+    fn selection(self) -> Option<(&'a [usize], &'a [usize])> {
+        match self {
+            Self::Hidden => None,
+            Self::HiddenOf(rows) | Self::Logits(rows) => Some((rows, &[])),
+            Self::LogitsAndStates(logits, states) => Some((logits, states)),
+        }
+    }
+
+    /// Whether the head is needed.
+    fn needs_head(self) -> bool {
+        matches!(self, Self::Logits(_) | Self::LogitsAndStates(..))
+    }
 }
 
 /// One run of a window.
@@ -502,7 +521,7 @@ impl Engine {
             return Err(StepError::NotHeld { layers: step.layers.clone(), held });
         }
         let refuse = |what, why| Err(StepError::Part { what, why });
-        if head_alone && !matches!(step.wanted, Wanted::Logits(_)) {
+        if head_alone && !step.wanted.needs_head() {
             return refuse("the head", "a window without layers is run for logits");
         }
         if from_tokens {
@@ -513,16 +532,13 @@ impl Engine {
                 return refuse("the embedding", "the window does not begin with the first layer");
             }
         }
-        match step.wanted {
-            Wanted::Hidden => Ok(()),
-            Wanted::HiddenOf(_) | Wanted::Logits(_) if end != block_count => {
-                refuse("a selection of rows", "the window does not reach the end of the model")
-            }
-            Wanted::Logits(_) if self.weights.head.is_none() => {
-                refuse("the head", "it is not held here")
-            }
-            Wanted::HiddenOf(_) | Wanted::Logits(_) => Ok(()),
+        if step.wanted.selection().is_some() && end != block_count {
+            return refuse("a selection of rows", "the window does not reach the end of the model");
         }
+        if step.wanted.needs_head() && self.weights.head.is_none() {
+            return refuse("the head", "it is not held here");
+        }
+        Ok(())
     }
 
     fn check_values(&self, step: &Step<'_>) -> Result<(), StepError> {
@@ -541,8 +557,8 @@ impl Engine {
                 return Err(StepError::UnknownToken { token, size });
             }
         }
-        if let Wanted::HiddenOf(wanted) | Wanted::Logits(wanted) = step.wanted
-            && let Some(row) = wanted.iter().copied().find(|row| *row >= rows)
+        if let Some((wanted, states)) = step.wanted.selection()
+            && let Some(row) = wanted.iter().chain(states).copied().find(|row| *row >= rows)
         {
             return Err(StepError::UnknownRow { row, rows });
         }
@@ -555,7 +571,7 @@ impl Engine {
         scratch: &mut Scratch,
         product: &mut Vec<f32>,
     ) -> Result<(), StepError> {
-        if step.layers.is_empty() && matches!(step.wanted, Wanted::Logits([])) {
+        if step.layers.is_empty() && step.wanted.selection() == Some((&[], &[])) {
             product.clear();
             return Ok(());
         }
@@ -580,12 +596,16 @@ impl Engine {
         if self.mapped_files.iter().any(|file| file.was_truncated()) {
             return Err(StepError::Truncated);
         }
-        if let Some(output) = window.product {
-            // Of the same length as before it keeps its memory as it is: all of it is replaced.
-            product.resize(window.graph.output_elements(output), 0.0);
-            window.graph.read(output, product);
-        } else {
-            product.clear();
+        let outputs = [window.product, window.states];
+        let lengths =
+            outputs.map(|output| output.map_or(0, |output| window.graph.output_elements(output)));
+        // Of the same length as before it keeps its memory as it is: all of it is replaced.
+        product.resize(lengths.iter().sum(), 0.0);
+        let (first, second) = product.split_at_mut(lengths[0]);
+        for (output, values) in outputs.into_iter().zip([first, second]) {
+            if let Some(output) = output {
+                window.graph.read(output, values);
+            }
         }
         Ok(())
     }
@@ -646,11 +666,10 @@ impl Engine {
             scratch.numbers.extend(step.rows.iter().map(|row| as_i32(row.position)));
             window.graph.write(positions, &scratch.numbers);
         }
-        if let (Some(selection), Wanted::HiddenOf(rows) | Wanted::Logits(rows)) =
-            (window.selection, step.wanted)
+        if let (Some(selection), Some((rows, states))) = (window.selection, step.wanted.selection())
         {
             scratch.numbers.clear();
-            scratch.numbers.extend(rows.iter().map(|row| as_i32(*row)));
+            scratch.numbers.extend(rows.iter().chain(states).map(|row| as_i32(*row)));
             window.graph.write(selection, &scratch.numbers);
         }
         let sliding_window = self.hyper.sliding_window;
@@ -699,7 +718,7 @@ impl Engine {
             groups: if layers.is_empty() { Vec::new() } else { vec![group] },
             layers,
             from_tokens,
-            product: if logits { Product::Logits } else { Product::Hidden },
+            product: if logits { Product::Logits { states: 0 } } else { Product::Hidden },
             selected: logits.then(|| rows.min(shape.slots)),
             rows,
         };
@@ -740,11 +759,12 @@ fn write_look(
 }
 
 fn product_of(step: &Step<'_>) -> (Product, Option<usize>) {
-    match step.wanted {
-        Wanted::Hidden => (Product::Hidden, None),
-        Wanted::HiddenOf(rows) => (Product::Hidden, Some(rows.len())),
-        Wanted::Logits(rows) => (Product::Logits, Some(rows.len())),
-    }
+    let selected = step.wanted.selection();
+    let product = match selected {
+        Some((_, states)) if step.wanted.needs_head() => Product::Logits { states: states.len() },
+        _ => Product::Hidden,
+    };
+    (product, selected.map(|(rows, states)| rows.len() + states.len()))
 }
 
 fn check_options(hyper: &HyperParameters, options: &EngineOptions) -> Result<(), LoadError> {

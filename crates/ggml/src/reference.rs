@@ -45,6 +45,7 @@ pub enum ReferenceError {
 pub struct ReferenceModel {
     raw: NonNull<sys::llama_model>,
     vocabulary_size: usize,
+    width: usize,
 }
 
 impl ReferenceModel {
@@ -69,7 +70,10 @@ impl ReferenceModel {
         let raw = NonNull::new(raw).ok_or_else(refused)?;
         // SAFETY: the model is live.
         let size = unsafe { sys::llama_vocab_n_tokens(sys::llama_model_get_vocab(raw.as_ptr())) };
-        Ok(Self { raw, vocabulary_size: usize::try_from(size).unwrap_or(0) })
+        // SAFETY: the model is live.
+        let width = unsafe { sys::llama_model_n_embd(raw.as_ptr()) };
+        let count = |number: i32| usize::try_from(number).unwrap_or(0);
+        Ok(Self { raw, vocabulary_size: count(size), width: count(width) })
     }
 
     /// Tokens in the vocabulary, which is the number of logits.
@@ -217,6 +221,27 @@ impl<'m> ReferenceContext<'m> {
             let row = sys::llama_get_logits_ith(self.raw.as_ptr(), row);
             assert!(!row.is_null(), "row {index} has no logits");
             std::slice::from_raw_parts(row, self.model.vocabulary_size)
+        }
+    }
+
+    /// Makes the rows asked for give their final hidden states instead of logits, or logits again.
+    pub fn set_gives_states(&mut self, states: bool) {
+        // SAFETY: the context is live.
+        unsafe { sys::llama_set_embeddings(self.raw.as_ptr(), states) }
+    }
+
+    /// The final hidden state, normed, of row `index` of the last batch.
+    ///
+    /// # Panics
+    /// When no state was asked for that row.
+    pub fn state(&mut self, index: usize) -> &[f32] {
+        let row = i32::try_from(index).expect("batches are small");
+        // SAFETY: llama.cpp returns null for rows without a state, else as many values as the model
+        // is wide, which live until the next call on the context.
+        unsafe {
+            let row = sys::llama_get_embeddings_ith(self.raw.as_ptr(), row);
+            assert!(!row.is_null(), "row {index} has no state");
+            std::slice::from_raw_parts(row, self.model.width)
         }
     }
 

@@ -6,7 +6,9 @@ use anyhow::Context as _;
 use motley_engine::{SamplingOptions, SamplingParameters, StopMatcher, StopVerdict, TextStream};
 use motley_ggml::{Token, Vocabulary};
 
-use crate::driver::{Answer, CallerKey, Driver, Event, FinishReason, Request, SubmitError};
+use crate::driver::{
+    Answer, CallerKey, Driver, Event, FinishReason, Purpose, Request, SubmitError,
+};
 use crate::failure::{Failure, Kind};
 use crate::interrupt::Interrupt;
 
@@ -111,6 +113,7 @@ impl Session<'_> {
                 caller: CallerKey::default(),
                 priority: 0,
                 prompt,
+                purpose: Purpose::Answer,
                 parameters,
                 constrainer: None,
                 answer_tokens_max,

@@ -164,6 +164,8 @@ fn answers() {
     check_stops(&server, text(&whole));
     check_seeds(&server);
     check_log_probabilities(&server);
+    check_scores(&server);
+    check_embeddings(&server);
 }
 
 /// A stream says the same, piece by piece.
@@ -217,6 +219,66 @@ fn check_log_probabilities(server: &Server) {
         joined.extend(bytes.iter().map(|byte| byte.as_u64().expect("a byte") as u8));
     }
     assert_eq!(String::from_utf8(joined).expect("text"), text(&answer));
+}
+
+/// An echoed prompt comes with its own probabilities, which are those of an answer that says it.
+fn check_scores(server: &Server) {
+    let body = json!({
+        "model": "m", "prompt": "The capital of France is", "max_tokens": 6, "temperature": 0,
+        "ignore_eos": true, "logprobs": 1, "echo": true,
+    });
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    let said = choice["text"].as_str().expect("text");
+    assert!(said.starts_with("The capital of France is"), "{said}");
+    let logprobs = |choice: &Json| -> Vec<f64> {
+        let list = choice["logprobs"]["token_logprobs"].as_array().expect("a list");
+        assert!(list[0].is_null(), "nothing comes before the first token");
+        list[1..].iter().map(|value| value.as_f64().expect("a number")).collect()
+    };
+    let found = logprobs(choice);
+    // The prompt and the answer as a prompt, to be scored alone.
+    let scored = with(body, json!({ "prompt": said, "max_tokens": 0 }));
+    let (status, answer) = server.post("/v1/completions", &scored);
+    assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &json!(0)), "{answer}");
+    assert_eq!(answer["choices"][0]["text"], said);
+    let again = logprobs(&answer["choices"][0]);
+    assert_eq!(found.len(), again.len());
+    for (first, second) in found.iter().zip(&again) {
+        assert!((first - second).abs() < 0.3, "{found:?} {again:?}");
+    }
+}
+
+fn check_embeddings(server: &Server) {
+    let inputs =
+        ["A cat sleeps on the sofa.", "The kitten naps on the couch.", "def f(x): return 1"];
+    // More inputs than slots.
+    let many: Vec<&str> = inputs.iter().copied().cycle().take(9).collect();
+    let (status, answer) = server.post("/v1/embeddings", &json!({ "model": "m", "input": many }));
+    assert_eq!(status, 200, "{answer}");
+    let data = answer["data"].as_array().expect("a list");
+    assert_eq!(data.len(), 9);
+    let vectors: Vec<Vec<f64>> = data
+        .iter()
+        .map(|entry| {
+            let vector = entry["embedding"].as_array().expect("a vector");
+            vector.iter().map(|value| value.as_f64().expect("a number")).collect()
+        })
+        .collect();
+    let dot = |a: usize, b: usize| -> f64 {
+        vectors[a].iter().zip(&vectors[b]).map(|(a, b)| a * b).sum()
+    };
+    for index in 0..9 {
+        assert_eq!(vectors[index].len(), 576);
+        assert!((dot(index, index) - 1.0).abs() < 1e-4, "vectors have the length 1");
+        // Other micro-batches round differently.
+        assert!(dot(index, index % 3) > 0.999, "the same text, the same vector");
+    }
+    assert!(dot(0, 1) > dot(0, 2), "{} {}", dot(0, 1), dot(0, 2));
+    let long = "word ".repeat(3000);
+    let (status, error) = server.post("/v1/embeddings", &json!({ "model": "m", "input": long }));
+    assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")));
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn a_token_in_steady_state_allocates_nothing() {
             prompt: vec![1; 8],
             tokens_max: 400,
             priority: 0,
-            prompt_logits: false,
+            prompt_rows: false,
         };
         head.scheduler.submit(ask).expect("there is room");
     }

@@ -21,8 +21,11 @@ use crate::weights::Weights;
 pub(crate) enum Product {
     /// Hidden states after the window.
     Hidden,
-    /// Logits.
-    Logits,
+    /// Logits, but of the last `states` rows of the selection the normed hidden states.
+    Logits {
+        /// Rows whose states are wanted.
+        states: usize,
+    },
 }
 
 /// Everything that decides the shape of a graph.
@@ -65,8 +68,10 @@ pub(crate) struct WindowGraph {
     pub(crate) full: Option<LookInputs>,
     pub(crate) sliding: Option<LookInputs>,
     pub(crate) selection: Option<Input>,
-    /// Nothing when no row is wanted.
+    /// Hidden states or logits; nothing when no row of them is wanted.
     pub(crate) product: Option<Output>,
+    /// Normed hidden states, where they are wanted beside logits.
+    pub(crate) states: Option<Output>,
     /// For each segment the piece that it needs, where weights come and go.
     pub(crate) pieces: Vec<Option<usize>>,
 }
@@ -126,11 +131,10 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
             }
         }
         if wanted && key.selected != Some(0) {
-            let product = match key.product {
-                Product::Hidden => hidden,
-                Product::Logits => logits(builder, sources, hidden),
-            };
-            handles.product = Some(builder.output(product));
+            match key.product {
+                Product::Hidden => handles.product = Some(builder.output(hidden)),
+                Product::Logits { states } => head(builder, sources, hidden, states, &mut handles),
+            }
         }
         handles
     });
@@ -143,6 +147,7 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
         sliding: handles.sliding,
         selection: handles.selection,
         product: handles.product,
+        states: handles.states,
         pieces: Vec::new(),
     }
 }
@@ -155,6 +160,7 @@ struct Handles {
     sliding: Option<LookInputs>,
     selection: Option<Input>,
     product: Option<Output>,
+    states: Option<Output>,
 }
 
 fn layer_of<'g>(
@@ -226,14 +232,39 @@ fn begin<'g>(builder: &Builder<'g>, key: &GraphKey, sources: Sources<'_>) -> (Te
     (embedded, input)
 }
 
-fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, hidden: Tensor<'g>) -> Tensor<'g> {
-    let head = sources.weights.head.as_ref().expect("checked: the head is held");
-    let norm = head.norm.plain();
+/// The head: logits of the first rows, and of the last `states` rows the normed hidden states.
+fn head<'g>(
+    builder: &Builder<'g>,
+    sources: Sources<'_>,
+    hidden: Tensor<'g>,
+    states: usize,
+    handles: &mut Handles,
+) {
+    let norm = sources.weights.head.as_ref().expect("checked: the head is held").norm.plain();
     let normed = builder.mul(
         builder.rms_norm(hidden, sources.hyper.rms_norm_epsilon),
         builder.stored(&norm.set, norm.id),
     );
-    let output = head.output.for_rows(hidden.shape()[1]);
+    if states == 0 {
+        handles.product = Some(builder.output(logits(builder, sources, normed)));
+        return;
+    }
+    let [width, rows, ..] = normed.shape();
+    let part = |rows: usize, first: usize| {
+        let [_, row, plane, volume] = normed.strides_bytes();
+        builder.view(normed, [width, rows, 1, 1], [row, plane, volume], first * row)
+    };
+    let first = rows - states;
+    if first > 0 {
+        handles.product = Some(builder.output(logits(builder, sources, part(first, 0))));
+    }
+    handles.states = Some(builder.output(part(states, first)));
+}
+
+/// Logits of normed hidden states.
+fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, normed: Tensor<'g>) -> Tensor<'g> {
+    let head = sources.weights.head.as_ref().expect("checked: the head is held");
+    let output = head.output.for_rows(normed.shape()[1]);
     let mut logits = builder.mul_mat(builder.stored(&output.set, output.id), normed);
     if let Some(bias) = &head.output_bias {
         let bias = bias.plain();

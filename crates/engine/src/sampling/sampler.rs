@@ -149,9 +149,7 @@ impl Sampler {
         context: &SampleContext<'_>,
     ) -> Result<Sampled, SampleError> {
         self.check(logits, context)?;
-        let own_best = scan::find_greatest_finite(logits).map_err(|index| {
-            SampleError::LogitNotFinite { token: index as Token, value: logits[index] }
-        })?;
+        let own_best = greatest_finite(logits)?;
         let position = context.prompt.len() + context.generated.len();
         let draw = Draw { parameters: context.parameters, position: position as u64 };
         let token = if self.adjust(logits, context)? {
@@ -170,6 +168,27 @@ impl Sampler {
                 .top_logprobs
                 .map(|count| self.log_probabilities(logits, own_best.logit, token, count as usize)),
         })
+    }
+
+    /// How probable `token` and the `top_count` likeliest were where `logits` decide, by the
+    /// model's own distribution.
+    ///
+    /// # Errors
+    /// When the logits are not those of this vocabulary or not finite, or the token is outside it.
+    pub fn score(
+        &mut self,
+        logits: &[f32],
+        token: Token,
+        top_count: u8,
+    ) -> Result<TokenLogProbabilities, SampleError> {
+        let vocabulary_size = self.vocabulary_size;
+        if logits.len() != vocabulary_size || logits.is_empty() {
+            return Err(SampleError::LogitCount { logit_count: logits.len(), vocabulary_size });
+        }
+        check_tokens(&[token], vocabulary_size)?;
+        let greatest = greatest_finite(logits)?.logit;
+        let top_count = usize::from(top_count).min(TOP_LOGPROBS_MAX);
+        Ok(self.log_probabilities(logits, greatest, token, top_count))
     }
 
     fn check(&self, logits: &[f32], context: &SampleContext<'_>) -> Result<(), SampleError> {
@@ -280,6 +299,14 @@ impl Sampler {
         }
         TokenLogProbabilities { chosen, top, top_count: self.candidates.len() }
     }
+}
+
+/// The greatest of logits that must all be numbers.
+fn greatest_finite(logits: &[f32]) -> Result<Candidate, SampleError> {
+    scan::find_greatest_finite(logits).map_err(|index| SampleError::LogitNotFinite {
+        token: index as Token,
+        value: logits[index],
+    })
 }
 
 /// One choice at one position, after the logits are adjusted.

@@ -17,8 +17,8 @@ use motley_ring::{
 use super::listener::{AnswerError, FinishReason};
 use super::seat::Seat;
 use super::sequence::{Chosen, Sequence};
-use super::{Busy, DriverState, Message};
-use crate::stage::{Arrival, Links, Payload, Scratch, receive_soon};
+use super::{Busy, DriverState, Message, Purpose};
+use crate::stage::{Arrival, HeadRows, Links, Payload, Scratch, receive_soon};
 
 /// How long the thread waits before it looks again for readers that are behind or gone.
 const REST: Duration = Duration::from_millis(1);
@@ -64,6 +64,8 @@ struct Reused {
     tokens: Vec<Token>,
     product: Vec<f32>,
     refused: Vec<(MicroBatchId, FrameRefused)>,
+    /// Slots whose sequence wants states, not logits.
+    embeds: Vec<bool>,
 }
 
 /// Totals since the start.
@@ -265,10 +267,13 @@ impl Head {
     fn begin_micro_batches(&mut self) {
         let micro_batch = &mut self.reused.micro_batch;
         while self.scheduler.next_batch(micro_batch) {
-            for request in &micro_batch.requests {
-                if let Some(sequence) = self.sequences.get_mut(request)
-                    && sequence.admit()
-                {
+            for (run, request) in micro_batch.batch.runs().iter().zip(&micro_batch.requests) {
+                let Some(sequence) = self.sequences.get_mut(request) else { continue };
+                let (slot, embeds) = (run.slot.0 as usize, &mut self.reused.embeds);
+                embeds.resize(embeds.len().max(slot + 1), false);
+                // A slot keeps its sequence until all its rows are back.
+                embeds[slot] = sequence.purpose == Purpose::Embedding;
+                if sequence.admit() {
                     let cached = self.scheduler.cached_tokens(*request).unwrap_or(0);
                     self.counted.prefix_queried_tokens += sequence.prompt_tokens as u64;
                     self.counted.prefix_hit_tokens += u64::from(cached);
@@ -290,7 +295,9 @@ impl Head {
     fn compute(&mut self, work: Work<Payload>) {
         let began = Instant::now();
         let mut product = std::mem::take(&mut self.reused.product);
-        let computed = self.reused.scratch.compute(&mut self.engine, &work, &mut product);
+        let Reused { scratch, embeds, .. } = &mut self.reused;
+        let head = HeadRows { embeds };
+        let computed = scratch.compute(&mut self.engine, &work, head, &mut product);
         self.counted.busy += began.elapsed();
         self.counted.steps += 1;
         if let Err(error) = computed {
@@ -311,21 +318,62 @@ impl Head {
         }
     }
 
-    /// Chooses a token for every sequence whose logits came back.
-    fn account(&mut self, micro_batch: MicroBatchId, logits: &[f32]) {
-        let vocabulary_size = self.engine.hyper().vocabulary_size;
+    /// Does with the rows that came back what their sequences are for.
+    fn account(&mut self, micro_batch: MicroBatchId, product: &[f32]) {
+        let width = self.engine.hyper().embedding_length;
         let mut ready = std::mem::take(&mut self.reused.ready);
         self.scheduler.completed(micro_batch, &mut ready);
-        for row in ready.iter().filter(|row| row.chooses) {
-            let index = (row.first_row + row.rows - 1) as usize;
-            let logits = &logits[index * vocabulary_size..][..vocabulary_size];
-            self.choose(row.request, logits);
+        for ready in &ready {
+            let Some(sequence) = self.sequences.get_mut(&ready.request) else { continue };
+            let rows = ready.first_row as usize..(ready.first_row + ready.rows) as usize;
+            let scratch = &self.reused.scratch;
+            if sequence.purpose == Purpose::Embedding {
+                rows.for_each(|row| sequence.add_state(scratch.row_of(row, product, width)));
+                if ready.chooses {
+                    self.scheduler.finish(ready.request);
+                    self.sequences
+                        .remove(&ready.request)
+                        .into_iter()
+                        .for_each(Sequence::end_embedding);
+                }
+                continue;
+            }
+            let last = rows.end - 1;
+            if let Err(error) = self.score(ready, product) {
+                self.scheduler.finish(ready.request);
+                self.end(ready.request, Err(error));
+            } else if ready.chooses {
+                let logits = self.reused.scratch.row_of(last, product, width);
+                self.choose(ready.request, logits);
+            }
         }
         self.reused.ready = ready;
     }
 
+    /// Tells how probable the prompt's tokens were that follow these rows, if that is asked for.
+    fn score(&mut self, ready: &Ready, product: &[f32]) -> Result<(), AnswerError> {
+        let Some(sequence) = self.sequences.get_mut(&ready.request) else { return Ok(()) };
+        if !matches!(sequence.purpose, Purpose::AnswerAndScores { .. }) {
+            return Ok(());
+        }
+        let width = self.engine.hyper().embedding_length;
+        let tokens = self.scheduler.tokens(ready.request).unwrap_or(&[]);
+        let prompt = &tokens[..sequence.prompt_tokens.min(tokens.len())];
+        let followers = prompt.iter().skip(ready.first_position as usize + 1);
+        for (row, token) in (ready.first_row..ready.first_row + ready.rows).zip(followers) {
+            let logits = self.reused.scratch.row_of(row as usize, product, width);
+            sequence.score(logits, token.cast_signed(), &mut self.sampler)?;
+        }
+        Ok(())
+    }
+
     fn choose(&mut self, request: RequestId, logits: &[f32]) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        if sequence.answer_tokens_max == 0 {
+            self.scheduler.finish(request);
+            self.sequences.remove(&request).into_iter().for_each(Sequence::end_scores);
+            return;
+        }
         let Some(so_far) = self.scheduler.tokens(request) else { return };
         let tokens = &mut self.reused.tokens;
         tokens.clear();

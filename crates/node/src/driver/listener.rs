@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use motley_engine::{SampleError, Sampled, StepError};
+use motley_engine::{SampleError, Sampled, StepError, TokenLogProbabilities};
 use motley_ggml::Token;
 
 use super::constrainer::ConstraintError;
@@ -13,8 +13,8 @@ use super::constrainer::ConstraintError;
 /// Events of one answer that wait to be read at most; a sequence whose reader is slower rests.
 const EVENTS_WAITING_MAX: usize = 256;
 
-/// Is told what happens to a request, in order: once `prefilled`, any number of times `token`, once
-/// `ended`; or `ended` at any time. Called on the engine thread, so nothing here may block.
+/// Is told what happens to a request, in order: `scored` or `embedded` if asked for, once
+/// `prefilled`, any number of times `token`, once `ended`; or `ended` at any time. Called on the engine thread, so nothing here may block.
 pub(crate) trait Listener: Send {
     /// Whether nobody listens any more; the request is dropped then.
     fn is_gone(&self) -> bool;
@@ -24,6 +24,14 @@ pub(crate) trait Listener: Send {
 
     /// The prompt is computed; the first token follows at once.
     fn prefilled(&mut self, prefill: &Prefill);
+
+    /// How probable a token of the prompt was after those before it, in their order, before
+    /// `prefilled`; only told to those who asked for it.
+    fn scored(&mut self, probabilities: &TokenLogProbabilities);
+
+    /// The mean of the prompt's final hidden states, before the end; only told to those who asked
+    /// for it.
+    fn embedded(&mut self, mean: Vec<f32>);
 
     /// A token was chosen, which may be one that ends the answer.
     fn token(&mut self, sampled: &Sampled) -> Verdict;
@@ -185,6 +193,12 @@ impl Listener for AnswerListener {
     fn prefilled(&mut self, prefill: &Prefill) {
         self.send(Event::Prefilled(*prefill));
     }
+
+    /// Nobody asks for scores by a channel.
+    fn scored(&mut self, _probabilities: &TokenLogProbabilities) {}
+
+    /// Nor for embeddings.
+    fn embedded(&mut self, _mean: Vec<f32>) {}
 
     fn token(&mut self, sampled: &Sampled) -> Verdict {
         if !sampled.ends_answer {

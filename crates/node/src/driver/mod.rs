@@ -56,14 +56,31 @@ pub(crate) struct Request {
     pub(crate) priority: i32,
     /// The prompt, not empty and shorter than the context.
     pub(crate) prompt: Vec<Token>,
+    /// What it is computed for.
+    pub(crate) purpose: Purpose,
     /// How tokens are chosen.
     pub(crate) parameters: SamplingParameters,
     /// Forces a form of the answer, if there is one.
     pub(crate) constrainer: Option<Box<dyn Constrainer>>,
-    /// Tokens to generate at most; the context is a limit too.
+    /// Tokens to generate at most, none to score the prompt alone; the context is a limit too.
     pub(crate) answer_tokens_max: usize,
     /// Is told what happens.
     pub(crate) listener: Box<dyn Listener>,
+}
+
+/// What a prompt is computed for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// An answer.
+    #[default]
+    Answer,
+    /// An answer, and how probable the prompt's own tokens were, with so many alternatives each.
+    AnswerAndScores {
+        /// Alternatives.
+        top: u8,
+    },
+    /// The mean of its final hidden states, and no answer.
+    Embedding,
 }
 
 /// On whose behalf a request runs.

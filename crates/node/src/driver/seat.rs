@@ -6,7 +6,7 @@ use motley_ring::{Ask, CallerId, RequestId};
 
 use super::listener::AnswerError;
 use super::sequence::Sequence;
-use super::{Job, Message};
+use super::{Job, Message, Purpose};
 
 /// The place of a head. Only one thread has it at a time.
 pub(super) struct Seat {
@@ -32,7 +32,7 @@ impl Seat {
             prompt: job.request.prompt.iter().map(|token| token.cast_unsigned()).collect(),
             tokens_max: u32::try_from(job.request.answer_tokens_max.max(1)).unwrap_or(u32::MAX),
             priority: job.request.priority,
-            prompt_logits: false,
+            prompt_rows: job.request.purpose != Purpose::Answer,
         };
         (ask, Sequence::new(job))
     }

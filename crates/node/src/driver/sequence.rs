@@ -7,16 +7,19 @@ use motley_engine::{SampleContext, Sampled, Sampler, SamplingParameters};
 use motley_ggml::Token;
 use motley_ring::Ask;
 
-use super::Job;
 use super::admission::Pass;
 use super::constrainer::Constrainer;
 use super::listener::{AnswerError, Ended, FinishReason, Listener, Prefill, Verdict};
+use super::{Job, Purpose};
 
 /// A request that waits or runs.
 pub(super) struct Sequence {
     pub(super) id: Arc<str>,
     pub(super) prompt_tokens: usize,
     pub(super) answer_tokens_max: usize,
+    pub(super) purpose: Purpose,
+    /// Sum of the states that an embedding is the mean of.
+    states: Vec<f64>,
     answer_tokens: usize,
     parameters: SamplingParameters,
     constrainer: Option<Box<dyn Constrainer>>,
@@ -47,6 +50,8 @@ impl Sequence {
             id: request.id.into(),
             prompt_tokens: request.prompt.len(),
             answer_tokens_max: request.answer_tokens_max,
+            purpose: request.purpose,
+            states: Vec::new(),
             answer_tokens: 0,
             parameters: request.parameters,
             constrainer: request.constrainer,
@@ -116,16 +121,7 @@ impl Sequence {
             Ok(sampled) => sampled,
             Err(error) => return Chosen::End(Err(error)),
         };
-        if self.first_token.is_none() {
-            let now = Instant::now();
-            let admitted = *self.admitted.get_or_insert(now);
-            self.first_token = Some(now);
-            self.listener.prefilled(&Prefill {
-                cached_tokens,
-                queued: admitted - self.submitted,
-                time: now - admitted,
-            });
-        }
+        self.tell_prefilled(cached_tokens);
         self.answer_tokens += 1;
         let verdict = self.listener.token(&sampled);
         match (sampled.ends_answer, verdict) {
@@ -133,6 +129,54 @@ impl Sequence {
             (false, Verdict::Stop) => Chosen::End(Ok(FinishReason::Stop)),
             (false, Verdict::GoOn) => Chosen::Token(sampled.token),
         }
+    }
+
+    /// Tells how the prompt was computed, once.
+    fn tell_prefilled(&mut self, cached_tokens: usize) {
+        if self.first_token.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        let admitted = *self.admitted.get_or_insert(now);
+        self.first_token = Some(now);
+        self.listener.prefilled(&Prefill {
+            cached_tokens,
+            queued: admitted - self.submitted,
+            time: now - admitted,
+        });
+    }
+
+    /// Tells how probable `token` of the prompt was where `logits` decide.
+    pub(super) fn score(
+        &mut self,
+        logits: &[f32],
+        token: Token,
+        sampler: &mut Sampler,
+    ) -> Result<(), AnswerError> {
+        let Purpose::AnswerAndScores { top } = self.purpose else { return Ok(()) };
+        self.listener.scored(&sampler.score(logits, token, top)?);
+        Ok(())
+    }
+
+    /// Adds the final hidden state of a token of the prompt.
+    pub(super) fn add_state(&mut self, state: &[f32]) {
+        self.states.resize(state.len(), 0.0);
+        self.states.iter_mut().zip(state).for_each(|(sum, value)| *sum += f64::from(*value));
+    }
+
+    /// Tells the mean of all states, and that nothing more comes.
+    pub(super) fn end_embedding(mut self) {
+        let count = self.prompt_tokens as f64;
+        let mean = self.states.iter().map(|sum| (sum / count) as f32).collect();
+        self.listener.embedded(mean);
+        self.tell_prefilled(0);
+        self.end(Ok(FinishReason::Length));
+    }
+
+    /// Ends a request that wanted no token of an answer.
+    pub(super) fn end_scores(mut self) {
+        self.tell_prefilled(0);
+        self.end(Ok(FinishReason::Length));
     }
 
     /// Draws a token among those that the form of the answer allows.

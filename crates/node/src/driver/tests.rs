@@ -1,6 +1,8 @@
 //! The driver with a real model: shared batches, reused slots, endings.
 #![expect(clippy::print_stdout, reason = "tests say what they skip")]
 
+mod prompts;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +16,15 @@ use motley_ggml::{
 };
 use serde_json::json;
 
-use super::{Answer, CallerKey, Deployment, Driver, Event, FinishReason, Request, SubmitError};
+use super::{
+    Answer, CallerKey, Deployment, Driver, Event, FinishReason, Purpose, Request, SubmitError,
+};
 use crate::memory::{self, Usage};
 use crate::prompt::PromptMaker;
 
 const CONTEXT_TOKENS: usize = 256;
+
+const BATCH_ROWS: usize = 24;
 
 const THREADS: ThreadPoolOptions = ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false };
 
@@ -55,7 +61,7 @@ impl Fixture {
             head: true,
             slots,
             context_tokens: CONTEXT_TOKENS,
-            batch_rows_max: 24,
+            batch_rows_max: BATCH_ROWS,
             cache: CacheElement::F16,
             threads: THREADS,
             layout: LayoutChoice::Plain,
@@ -87,6 +93,7 @@ impl Fixture {
             caller: CallerKey::default(),
             priority: 0,
             prompt,
+            purpose: Purpose::Answer,
             parameters,
             constrainer: None,
             answer_tokens_max,
@@ -251,7 +258,7 @@ fn what_does_not_fit_is_refused_at_once() {
 #[test]
 fn memory_is_foretold() {
     let Some(fixture) = Fixture::load(3) else { return };
-    let usage = Usage { slots: 3, batch_rows: 24, cache: CacheElement::F16 };
+    let usage = Usage { slots: 3, batch_rows: BATCH_ROWS as u64, cache: CacheElement::F16 };
     let foretold =
         memory::needed(fixture.model.directory(), &usage, CONTEXT_TOKENS as u64).unwrap();
     let held = fixture.driver.facts().unwrap().memory;

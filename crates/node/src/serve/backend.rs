@@ -1,6 +1,6 @@
 //! The gateway's backend: one model on the driver of this process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use super::calls::{AnswerReader, CallStyle};
 use super::listener::{
     MarkerTokens, PIECES_WAITING_MAX, SinkListener, TextOfTokens, count, token_id,
 };
-use super::{card, forms};
+use super::{card, embedding, forms};
 use crate::cluster::ClusterHead;
-use crate::driver::{CallerKey, Driver, Request, SubmitError};
+use crate::driver::{CallerKey, Driver, Purpose, Request, SubmitError};
 use crate::prompt::{Conversation, PromptMaker};
 use crate::run::random_seed;
 
@@ -103,12 +103,7 @@ impl EngineBackend {
     }
 
     async fn start(&self, request: GenerationRequest) -> Result<TokenStream, Refusal> {
-        refuse_unsupported(&request)?;
-        match self.health() {
-            Health::Ready => {}
-            Health::Loading { .. } => return Err(Refusal::Loading { retry_after: RETRY_AFTER }),
-            Health::NoPlan { reason } => return Err(Refusal::NoPlan { reason }),
-        }
+        self.check_ready()?;
         let mut prompt = tokens(&request.prompt)?;
         if prompt.is_empty() {
             let begin = self.vocabulary.begin_of_text();
@@ -131,36 +126,68 @@ impl EngineBackend {
             markers: Arc::clone(&self.call_markers),
             stop,
         };
-        let listener = SinkListener::new(sink, text, reader, prompt_tokens);
+        let mut listener = SinkListener::new(sink, text, reader, prompt_tokens);
+        let mut purpose = Purpose::Answer;
+        if request.logprobs.prompt {
+            listener.score_prompt(prompt[0]);
+            purpose = Purpose::AnswerAndScores { top: request.logprobs.drawn.unwrap_or(0) };
+        }
         let answer_tokens = request.length.tokens_max;
         let submitted = self.driver.submit(Request {
             id: request.id,
             caller: self.caller(&request.caller),
             priority: request.priority,
             prompt,
+            purpose,
             parameters,
             constrainer,
             answer_tokens_max: answer_tokens as usize,
             listener: Box::new(listener),
         });
-        match submitted {
-            Ok(()) => Ok(stream),
-            Err(SubmitError::PromptTooLong { context_tokens, .. }) => {
-                Err(Refusal::ContextExceeded {
-                    prompt_tokens,
-                    answer_tokens,
-                    context_tokens: count(context_tokens),
-                })
-            }
-            Err(SubmitError::EmptyPrompt) => Err(unsupported("prompt", "an empty prompt")),
-            Err(SubmitError::Busy { waiting }) => {
-                Err(Refusal::QueueFull { waiting: count(waiting), retry_after: RETRY_AFTER })
-            }
-            Err(SubmitError::CallerBusy { waiting }) => {
-                Err(Refusal::KeyQueueFull { waiting: count(waiting), retry_after: RETRY_AFTER })
-            }
-            Err(SubmitError::Stopped) => Err(Refusal::Failed(Failure::Stopping)),
+        submitted.map_err(|error| not_taken(&error, answer_tokens))?;
+        Ok(stream)
+    }
+
+    fn check_ready(&self) -> Result<(), Refusal> {
+        match self.health() {
+            Health::Ready => Ok(()),
+            Health::Loading { .. } => Err(Refusal::Loading { retry_after: RETRY_AFTER }),
+            Health::NoPlan { reason } => Err(Refusal::NoPlan { reason }),
         }
+    }
+
+    /// Embeds as many inputs at a time as there are slots, so that one request cannot fill the
+    /// queue.
+    async fn embed_all(&self, request: EmbeddingRequest) -> Result<Vec<Vec<f32>>, Refusal> {
+        self.check_ready()?;
+        let at_once = self.driver.facts().map_or(1, |facts| facts.slots);
+        let mut vectors = Vec::with_capacity(request.inputs.len());
+        let mut pending = VecDeque::new();
+        for input in &request.inputs {
+            if pending.len() == at_once {
+                vectors.extend(embedding::next(&mut pending).await?);
+            }
+            let prompt = tokens(input)?;
+            let (listener, embedding) = embedding::channel();
+            let submitted = self.driver.submit(Request {
+                id: request.id.clone(),
+                caller: self.caller(&request.caller),
+                priority: 0,
+                prompt,
+                purpose: Purpose::Embedding,
+                parameters: SamplingParameters::new(SamplingOptions::greedy(), self.logits)
+                    .map_err(|error| unsupported(error.field(), error.to_string()))?,
+                constrainer: None,
+                answer_tokens_max: 0,
+                listener: Box::new(listener),
+            });
+            submitted.map_err(|error| not_taken(&error, 0))?;
+            pending.push_back(embedding);
+        }
+        while let Some(vector) = embedding::next(&mut pending).await? {
+            vectors.push(vector);
+        }
+        Ok(vectors)
     }
 }
 
@@ -284,8 +311,8 @@ impl Backend for EngineBackend {
         Box::pin(self.start(request))
     }
 
-    fn embed(&self, _request: EmbeddingRequest) -> Reply<'_, Vec<Vec<f32>>> {
-        Box::pin(async { Err(unsupported("model", "embeddings")) })
+    fn embed(&self, request: EmbeddingRequest) -> Reply<'_, Vec<Vec<f32>>> {
+        Box::pin(self.embed_all(request))
     }
 }
 
@@ -301,12 +328,24 @@ async fn at_leisure<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(abandoned)?
 }
 
-/// What the engine cannot do yet is refused, never ignored.
-fn refuse_unsupported(request: &GenerationRequest) -> Result<(), Refusal> {
-    if request.logprobs.prompt {
-        return Err(unsupported("logprobs", "probabilities of the prompt's tokens"));
+/// Why the driver did not take a request, as clients are told.
+fn not_taken(error: &SubmitError, answer_tokens: u32) -> Refusal {
+    let retry_after = RETRY_AFTER;
+    match *error {
+        SubmitError::PromptTooLong { tokens, context_tokens } => Refusal::ContextExceeded {
+            prompt_tokens: count(tokens),
+            answer_tokens,
+            context_tokens: count(context_tokens),
+        },
+        SubmitError::EmptyPrompt => unsupported("prompt", "an empty prompt"),
+        SubmitError::Busy { waiting } => {
+            Refusal::QueueFull { waiting: count(waiting), retry_after }
+        }
+        SubmitError::CallerBusy { waiting } => {
+            Refusal::KeyQueueFull { waiting: count(waiting), retry_after }
+        }
+        SubmitError::Stopped => Refusal::Failed(Failure::Stopping),
     }
-    Ok(())
 }
 
 fn sampling_options(

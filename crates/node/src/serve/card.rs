@@ -49,7 +49,7 @@ pub(super) fn card(
         licence: text("general.license"),
         abilities: Abilities {
             chat: true,
-            embeddings: false,
+            embeddings: true,
             tools: prompts.abilities().tools,
             reasoning: false,
         },

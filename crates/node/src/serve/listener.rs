@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use motley_engine::{Sampled, StopMatcher, StopVerdict, TextStream};
+use motley_engine::{Sampled, StopMatcher, StopVerdict, TextStream, TokenLogProbabilities};
 use motley_gateway::{
     Alternative, Content, Delta, Drawn, Failure, FinishReason, Finished, Timings, TokenId,
     TokenSink, TokenUsage,
@@ -59,6 +59,8 @@ pub(super) struct SinkListener {
     reader: AnswerReader,
     usage: TokenUsage,
     timings: Timings,
+    /// The prompt's tokens, as far as they are scored, where scores are asked for.
+    prompt: Vec<Drawn>,
     /// Text that is whole, before stop strings are looked for; reused.
     whole: String,
     /// Text that no stop string can claim; reused.
@@ -81,23 +83,31 @@ impl SinkListener {
             reader,
             usage: TokenUsage { prompt_tokens, ..TokenUsage::default() },
             timings: Timings::default(),
+            prompt: Vec::new(),
             whole: String::new(),
             free: String::new(),
             contents: Vec::new(),
         }
     }
 
-    /// A chosen token as clients are told of it. One that ends the answer has no text.
-    fn drawn(&self, sampled: &Sampled) -> Drawn {
+    /// Announces the first token of a prompt whose tokens are scored; nothing comes before it that
+    /// could make it probable or not.
+    pub(super) fn score_prompt(&mut self, first: Token) {
+        self.prompt.push(self.drawn(first, None, true));
+    }
+
+    /// A token as clients are told of it. One that ends the answer has no text.
+    fn drawn(
+        &self,
+        token: Token,
+        probabilities: Option<&TokenLogProbabilities>,
+        has_text: bool,
+    ) -> Drawn {
         let vocabulary = &self.text.vocabulary;
-        let bytes = match sampled.ends_answer {
-            true => Vec::new(),
-            false => bytes_of(vocabulary, sampled.token),
-        };
-        let probabilities = sampled.log_probabilities.as_ref();
+        let bytes = if has_text { bytes_of(vocabulary, token) } else { Vec::new() };
         let top = probabilities.map_or(&[][..], |found| found.top());
         Drawn {
-            token: token_id(sampled.token),
+            token: token_id(token),
             bytes,
             logprob: probabilities.map(|found| found.chosen().log_probability),
             top: top
@@ -145,7 +155,18 @@ impl Listener for SinkListener {
         self.sink.room() >= 2 * self.reader.contents_max()
     }
 
+    fn scored(&mut self, probabilities: &TokenLogProbabilities) {
+        let drawn = self.drawn(probabilities.chosen().token, Some(probabilities), true);
+        self.prompt.push(drawn);
+    }
+
+    /// Answers are no embeddings.
+    fn embedded(&mut self, _mean: Vec<f32>) {}
+
     fn prefilled(&mut self, prefill: &Prefill) {
+        if !self.prompt.is_empty() {
+            let _ = self.sink.try_send(Delta::Prompt(std::mem::take(&mut self.prompt)));
+        }
         self.usage.cached_tokens = count(prefill.cached_tokens);
         self.timings.queued = prefill.queued;
         self.timings.prefill = prefill.time;
@@ -153,7 +174,8 @@ impl Listener for SinkListener {
 
     fn token(&mut self, sampled: &Sampled) -> Verdict {
         self.usage.completion_tokens += 1;
-        let drawn = self.drawn(sampled);
+        let probabilities = sampled.log_probabilities.as_ref();
+        let drawn = self.drawn(sampled.token, probabilities, !sampled.ends_answer);
         self.push_text(&drawn, sampled);
         self.free.clear();
         let verdict = self.text.stop.push(&self.whole, &mut self.free);
@@ -213,7 +235,7 @@ pub(super) fn count(tokens: usize) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-fn failure(error: &AnswerError) -> Failure {
+pub(super) fn failure(error: &AnswerError) -> Failure {
     match error {
         AnswerError::Stopped => Failure::Stopping,
         AnswerError::NodeLost { .. } => Failure::NodeLost,

@@ -8,6 +8,7 @@ mod arguments;
 mod backend;
 mod calls;
 mod card;
+mod embedding;
 mod forms;
 mod http;
 mod listener;

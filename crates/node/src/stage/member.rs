@@ -12,7 +12,7 @@ use motley_ring::{
     Accepted, Activity, Assignment, Computed, Member, MemberIndex, MicroBatchId, Work,
 };
 
-use super::compute::{Payload, Scratch};
+use super::compute::{HeadRows, Payload, Scratch};
 use super::edges::next_arrival;
 use super::links::{Arrival, Links};
 
@@ -177,7 +177,7 @@ impl Worker {
     fn compute(&mut self, work: Work<Payload>) {
         // The product travels on, so that each step needs one of its own.
         let mut product = Vec::new();
-        match self.scratch.compute(&mut self.engine, &work, &mut product) {
+        match self.scratch.compute(&mut self.engine, &work, HeadRows::LOGITS, &mut product) {
             Ok(()) => match self.member.computed(work, Payload::Values(product)) {
                 Computed::Send(outgoing) => self.links().send(outgoing),
                 // Only the head projects.

@@ -12,7 +12,7 @@ mod member;
 use motley_cluster::KvType;
 use motley_engine::CacheElement;
 
-pub(crate) use compute::{Payload, Scratch};
+pub(crate) use compute::{HeadRows, Payload, Scratch};
 pub(crate) use edges::{EdgeError, EdgePlace, OpenEdges, Way, read_edge, receive_soon};
 pub(crate) use links::{Arrival, Links};
 pub(crate) use member::{MemberPlan, MemberStage, Reports};

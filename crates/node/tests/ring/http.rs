@@ -45,6 +45,21 @@ fn post(url: &str, body: &str) -> ureq::http::Response<ureq::Body> {
         .expect("the head answers")
 }
 
+/// The vector that a text becomes.
+pub(crate) fn embedding(url: &str, text: &str) -> Vec<f64> {
+    let body = json!({ "model": MODEL, "input": text });
+    let (status, answer) = told(
+        agent(PATIENCE)
+            .post(format!("{url}/v1/embeddings"))
+            .header("content-type", "application/json")
+            .send(body.to_string())
+            .expect("the head answers"),
+    );
+    assert_eq!(status, 200, "{answer}");
+    let vector = answer["data"][0]["embedding"].as_array().expect("a vector");
+    vector.iter().map(|value| value.as_f64().expect("a number")).collect()
+}
+
 /// Asks for the most likely `tokens` tokens after `prompt`.
 pub(crate) fn ask(url: &str, prompt: &str, tokens: u32) -> Response {
     told(post(url, &question(prompt, tokens, false)))

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::thread;
 
 use crate::device::Device;
-use crate::http::{MODEL, answer};
+use crate::http::{MODEL, answer, embedding};
 use crate::rig::{Rig, free_port, model};
 
 const TOKENS: u32 = 16;
@@ -21,9 +21,14 @@ const PROMPTS: [&str; 8] = [
     "The opposite of hot is",
 ];
 
-/// Answers of one device that has all layers.
-fn alone(model: &str) -> &'static [String] {
-    static ANSWERS: OnceLock<Vec<String>> = OnceLock::new();
+/// What one device says that has all layers.
+struct Alone {
+    answers: Vec<String>,
+    embedding: Vec<f64>,
+}
+
+fn alone(model: &str) -> &'static Alone {
+    static ANSWERS: OnceLock<Alone> = OnceLock::new();
     ANSWERS.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
@@ -33,7 +38,10 @@ fn alone(model: &str) -> &'static [String] {
         let device = Device::start(&words, &folder.path().join("log"));
         device.wait_for("serving ");
         let url = format!("http://127.0.0.1:{port}");
-        PROMPTS.iter().map(|prompt| answer(&url, prompt, TOKENS)).collect()
+        Alone {
+            answers: PROMPTS.iter().map(|prompt| answer(&url, prompt, TOKENS)).collect(),
+            embedding: embedding(&url, PROMPTS[1]),
+        }
     })
 }
 
@@ -55,7 +63,7 @@ fn together(rig: &Rig, copies: usize) -> Vec<String> {
 /// at once.
 fn check(split: &[u64], rounds: u32, copies: usize) {
     let Some(model) = model() else { return };
-    let expected = alone(&model);
+    let Alone { answers: expected, embedding: vector } = alone(&model);
     let members = split.len() - 1;
     let split_text = split.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     let (nodes, rounds) = (members.to_string(), rounds.to_string());
@@ -65,6 +73,9 @@ fn check(split: &[u64], rounds: u32, copies: usize) {
     for (prompt, expected) in PROMPTS.iter().zip(expected).take(2) {
         assert_eq!(answer(&rig.url(), prompt, TOKENS), *expected, "{split_text} x {rounds}");
     }
+    let found = embedding(&rig.url(), PROMPTS[1]);
+    let alike: f64 = found.iter().zip(vector).map(|(a, b)| a * b).sum();
+    assert!(alike > 0.999, "the vectors of one device and of a ring: {alike}");
     let expected: Vec<&String> = expected.iter().cycle().take(PROMPTS.len() * copies).collect();
     let found = together(&rig, copies);
     assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{split_text} x {rounds}");

@@ -33,6 +33,10 @@ const PREFILL_ROWS_MIN: u32 = 64;
 /// fifth of the time, and more chunks would read the weights more often than that saves.
 const PREFILL_CHUNKS_PER_GROUP: u32 = 4;
 
+/// Rows of a prompt in a micro-batch where all of them are wanted: logits of one row take up to a
+/// megabyte.
+const WANTED_ROWS_MAX: u32 = 64;
+
 /// Who asks. Callers share the slots evenly and never see what others have computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallerId(pub u64);
@@ -95,8 +99,9 @@ pub struct Ask {
     pub tokens_max: u32,
     /// Higher ones get a slot before lower ones of the callers that have as few.
     pub priority: i32,
-    /// The logits of all rows of the prompt are wanted; then nothing is reused.
-    pub prompt_logits: bool,
+    /// All rows of the prompt are wanted at the head, for their probabilities or for an
+    /// embedding; then nothing is reused.
+    pub prompt_rows: bool,
 }
 
 /// A micro-batch to be computed. One value can be filled again and again.
@@ -112,14 +117,14 @@ pub struct MicroBatch {
     pub requests: Vec<RequestId>,
 }
 
-/// Rows of a request that came back with logits.
+/// Rows of a request that came back to the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ready {
     /// The request.
     pub request: RequestId,
-    /// Where its rows begin in the product, which has the wanted rows only.
+    /// Where its rows begin among the wanted ones.
     pub first_row: u32,
-    /// Number of its rows in the product.
+    /// Number of its wanted rows.
     pub rows: u32,
     /// Position of the first of these rows.
     pub first_position: u32,
@@ -281,8 +286,8 @@ impl Scheduler {
         true
     }
 
-    /// Notes that a micro-batch came back, and fills `ready` with the requests whose rows have
-    /// logits, in the order of the product. False if it was not on its way any more.
+    /// Notes that a micro-batch came back, and fills `ready` with the requests whose rows were
+    /// wanted, in the order of the batch. False if it was not on its way any more.
     pub fn completed(&mut self, id: MicroBatchId, ready: &mut Vec<Ready>) -> bool {
         ready.clear();
         let Some(back) = self.take(id) else { return false };
@@ -519,7 +524,8 @@ impl Scheduler {
         order[first..].sort_unstable_by_key(waiting_since);
         let chunk = |slot: u32| {
             let slot = &slots[slot as usize];
-            slot.pending().min(chunk_rows(options, slot.prompt_tokens()))
+            let most = if slot.wants_all_rows() { WANTED_ROWS_MAX } else { u32::MAX };
+            slot.pending().min(chunk_rows(options, slot.prompt_tokens())).min(most)
         };
         for halving in [true, false] {
             for (index, slot) in order.iter().enumerate().skip(first) {
@@ -551,7 +557,7 @@ fn check(options: &SchedulerOptions) {
 
 /// The rows that the head needs of a chunk.
 const fn wanted(sequence: &Sequence, end: usize) -> Wanted {
-    if sequence.prompt_logits && (sequence.sent as usize) < sequence.prompt_tokens {
+    if sequence.prompt_rows && (sequence.sent as usize) < sequence.prompt_tokens {
         Wanted::All
     } else if end == sequence.tokens.len() {
         Wanted::Last

@@ -102,7 +102,7 @@ pub(super) struct Sequence {
     pub(super) computed: u32,
     /// Micro-batches on their way that have rows of it.
     pub(super) in_flight: u32,
-    pub(super) prompt_logits: bool,
+    pub(super) prompt_rows: bool,
     /// The slot is to be cleared before the next rows.
     fresh: bool,
     pub(super) resting: bool,
@@ -137,13 +137,20 @@ impl Slot {
         self.sequence.as_ref().map_or(0, |sequence| sequence.waiting_since)
     }
 
+    /// Whether the rows that come next are all wanted at the head.
+    pub(super) fn wants_all_rows(&self) -> bool {
+        self.sequence.as_ref().is_some_and(|sequence| {
+            sequence.prompt_rows && (sequence.sent as usize) < sequence.prompt_tokens
+        })
+    }
+
     pub(super) fn prompt_tokens(&self) -> u32 {
         self.sequence.as_ref().map_or(0, |sequence| sequence.prompt_tokens as u32)
     }
 
     /// Tokens of the request's prompt that need not be computed again, if it came here.
     pub(super) fn reusable(&self, ask: &Ask, rule: ReuseRule) -> u32 {
-        if ask.prompt_logits || self.owner != Some((ask.caller, ask.cache_salt)) {
+        if ask.prompt_rows || self.owner != Some((ask.caller, ask.cache_salt)) {
             return 0;
         }
         let pairs = self.history.iter().zip(&ask.prompt);
@@ -184,7 +191,7 @@ impl Slot {
             sent: reused,
             computed: reused,
             in_flight: 0,
-            prompt_logits: ask.prompt_logits,
+            prompt_rows: ask.prompt_rows,
             fresh,
             resting: false,
             complete: false,

@@ -84,7 +84,7 @@ fn ask(request: u64, caller: u64, prompt: &[u32]) -> Ask {
         prompt: prompt.to_vec(),
         tokens_max: 3,
         priority: 0,
-        prompt_logits: false,
+        prompt_rows: false,
     }
 }
 
@@ -396,7 +396,7 @@ fn all_logits_of_a_prompt_come_back_in_order() {
     bench.ask(1, &numbers(18));
     bench.run();
     let mut all = ask(2, 0, &numbers(18));
-    (all.prompt_logits, all.tokens_max) = (true, 2);
+    (all.prompt_rows, all.tokens_max) = (true, 2);
     bench.submit(all).expect("there is room");
     bench.ask(3, &[1]);
     expect![[r#"

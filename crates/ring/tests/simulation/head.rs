@@ -35,7 +35,7 @@ pub(crate) struct Request {
     pub(crate) cache_salt: Option<u64>,
     pub(crate) prompt: Vec<u32>,
     pub(crate) tokens_max: u32,
-    pub(crate) prompt_logits: bool,
+    pub(crate) prompt_rows: bool,
     pub(crate) answer: Vec<u32>,
     /// Rows of the prompt whose logits came.
     pub(crate) prompt_rows: u32,
@@ -198,7 +198,7 @@ impl Head {
             prompt: request.prompt,
             tokens_max: request.tokens_max,
             priority: (index % 3) as i32,
-            prompt_logits: request.prompt_logits,
+            prompt_rows: request.prompt_rows,
         };
         let scheduler = self.scheduler.as_mut().expect("a ring was deployed");
         if scheduler.submit(ask).is_err() {
@@ -264,7 +264,7 @@ impl Head {
         for ready in &self.ready {
             let request = &mut self.requests[ready.request.0 as usize];
             assert!(request.outcome.is_none(), "nothing is computed for what has ended");
-            if request.prompt_logits && request.answer.is_empty() {
+            if request.prompt_rows && request.answer.is_empty() {
                 assert_eq!(request.prompt_rows, ready.first_position, "rows of a prompt in order");
                 request.prompt_rows += ready.rows;
             }

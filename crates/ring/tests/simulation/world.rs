@@ -346,7 +346,7 @@ impl World {
             match outcome {
                 Some(Outcome::Answered) => {
                     assert_eq!(request.answer, expected, "seed {seed}: request {index}");
-                    let rows = if request.prompt_logits { request.prompt.len() as u32 } else { 0 };
+                    let rows = if request.prompt_rows { request.prompt.len() as u32 } else { 0 };
                     assert_eq!(request.prompt_rows, rows, "seed {seed}: request {index}");
                 }
                 Some(Outcome::Failed) => {
@@ -400,7 +400,7 @@ fn draw_requests(random: &mut Random, script: &Script, setting: &Setting) -> Vec
             cache_salt: random.chance(200).then_some(1),
             prompt,
             tokens_max: random.between(1, 24) as u32,
-            prompt_logits: random.chance(100),
+            prompt_rows: random.chance(100),
             answer: Vec::new(),
             prompt_rows: 0,
             outcome: None,
