@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::batch::MicroBatchId;
 use crate::control::{
     Activity, ControlMessage, Leave, OfEpoch, PeerLost, Ping, Pong, Prepare, PrepareFailed,
-    Prepared, Progress, StepFailed, Text,
+    Prepared, Progress, StepFailed, Survey, Text,
 };
 use crate::frame::Epoch;
 use crate::limits::{HEARTBEAT_INTERVAL, LOST_AFTER, SUSPECT_AFTER};
@@ -26,6 +26,8 @@ pub enum FollowerOutput {
     Serve(Epoch),
     /// Free what this deployment took.
     Retire(Epoch),
+    /// Measure this; tell by [`Follower::measured`].
+    Survey(Box<Survey>),
     /// The head was silent for so long, or its connection closed. Everything was released; serve
     /// nothing until another head is found.
     HeadLost {
@@ -112,7 +114,7 @@ impl Follower {
             serving: None,
             upcoming: None,
             retired: None,
-            activity: Activity { busy_ns: 0, idle_ns: 0, frames: 0 },
+            activity: Activity::NONE,
             heard: now,
             polled: now,
             lost: false,
@@ -156,6 +158,9 @@ impl Follower {
             ControlMessage::Prepare(prepare) => self.prepare(prepare),
             ControlMessage::Commit(OfEpoch { epoch }) => self.commit(epoch)?,
             ControlMessage::Release(OfEpoch { epoch }) => self.release(epoch),
+            ControlMessage::Survey(survey) => {
+                self.outputs.push_back(FollowerOutput::Survey(survey));
+            }
             ControlMessage::Leave(Leave { reason }) => {
                 self.let_go();
                 self.outputs.push_back(FollowerOutput::HeadLeft { reason });
@@ -168,6 +173,14 @@ impl Follower {
     /// What the engine has done, for the next sign of life.
     pub const fn set_activity(&mut self, activity: Activity) {
         self.activity = activity;
+    }
+
+    /// Something that a survey asked for has been measured, or cannot be. `message` is one of
+    /// `surveyed`, `survey_failed` and `link_measured`.
+    pub fn measured(&mut self, message: ControlMessage) {
+        if !self.lost {
+            self.send(message);
+        }
     }
 
     /// Preparing goes on.

@@ -34,6 +34,8 @@ pub const HELLO_BYTES_MAX: u32 = 128 << 10;
 pub const PROFILE_BYTES_MAX: usize = 64 << 10;
 /// One block of a model file, or the list of all its blocks.
 pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
+/// Raw bytes of one probe or of its answer.
+pub const PROBE_BYTES_MAX: u32 = 1 << 20;
 /// A name of a node, a version or a number format.
 pub const NAME_BYTES_MAX: usize = 128;
 /// An explanation that a person will read.
@@ -49,6 +51,10 @@ pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 pub const PREPARE_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// From a commit to its answer, and from a release to its answer.
 pub const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// From a survey to its answer; a node that takes longer gets no layers.
+pub const SURVEY_TIMEOUT: Duration = Duration::from_secs(120);
+/// All probes of one way.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two pings.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
 /// Silence after which a member is suspected.
@@ -71,6 +77,7 @@ const _: () = assert!(PAYLOAD_BYTES_MAX <= u32::MAX as u64, "a length is four by
 const _: () = assert!(SLOTS_MAX <= BATCH_ROWS_MAX, "every slot may have a row in a batch");
 const _: () = assert!((PROFILE_BYTES_MAX as u64) < HELLO_BYTES_MAX as u64);
 const _: () = assert!(HELLO_BYTES_MAX <= CONTROL_BYTES_MAX);
+const _: () = assert!(PROBE_BYTES_MAX <= BLOCK_BYTES_MAX, "a probe is an ordinary message");
 const _: () = assert!(
     HEARTBEAT_INTERVAL.as_millis() * 4 <= SUSPECT_AFTER.as_millis(),
     "one or two late pings are no reason for suspicion"

@@ -8,9 +8,10 @@ use motley_cluster::KvType;
 use motley_ring::{
     Activity, Addresses, AssignmentSpec, ClusterId, ControlMessage, Coordinator, CoordinatorFault,
     CoordinatorOptions, CoordinatorOutput, DeployRefused, Deployment, DeploymentMember, Epoch,
-    Follower, FollowerFault, FollowerOutput, FollowerState, Hello, Leave, MemberIndex,
-    MicroBatchId, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, PeerLost, Ping, Pong,
-    Prepare, PrepareFailed, Prepared, ProfileJson, Progress, Route, StepFailed, Text, WireElement,
+    Follower, FollowerFault, FollowerOutput, FollowerState, Hello, Leave, LinkMeasured,
+    LinkQuality, List, MemberIndex, MicroBatchId, ModelDigest, ModelManifestRef, Name, NodeId,
+    OfEpoch, PeerLost, Ping, Pong, Prepare, PrepareFailed, Prepared, Probe, ProfileJson, Progress,
+    Route, StepFailed, Survey, SurveyFailed, Surveyed, Text, WireElement,
 };
 
 const fn ms(count: u64) -> Duration {
@@ -488,6 +489,7 @@ fn follower_said(follower: &mut Follower) -> String {
             FollowerOutput::Abandon(epoch) => format!("abandon {}", epoch.0),
             FollowerOutput::Serve(epoch) => format!("serve {}", epoch.0),
             FollowerOutput::Retire(epoch) => format!("retire {}", epoch.0),
+            FollowerOutput::Survey(_) => "survey".to_owned(),
             FollowerOutput::HeadLost { .. } => "head lost".to_owned(),
             FollowerOutput::HeadLeft { .. } => "head left".to_owned(),
         });
@@ -610,7 +612,7 @@ fn the_states_of_a_member() {
 #[test]
 fn a_member_answers_signs_of_life_and_notices_their_absence() {
     let mut follower = Follower::new(Epoch(7), ms(0));
-    let activity = Activity { busy_ns: 5, idle_ns: 6, frames: 7 };
+    let activity = Activity { busy_ns: 5, idle_ns: 6, frames: 7, ..Activity::NONE };
     follower.set_activity(activity);
     follower.handle(ControlMessage::Ping(Ping { nonce: 3 }), ms(100)).expect("expected");
     let pong = FollowerOutput::Send(ControlMessage::Pong(Pong { nonce: 3, activity }));
@@ -658,4 +660,59 @@ fn a_member_tells_only_of_the_deployment_it_serves_or_prepares() {
     let leave = ControlMessage::Leave(Leave { reason: Text::cut("stopping") });
     follower.handle(leave, ms(1)).expect("expected");
     expect!["retire 8, head left"].assert_eq(&follower_said(&mut follower));
+}
+
+#[test]
+fn what_a_node_measures_comes_to_the_head_as_it_was_told() {
+    let mut follower = Follower::new(Epoch(0), ms(0));
+    let model = ModelManifestRef {
+        name: Name::cut("small"),
+        digest: ModelDigest([9; 32]),
+        file_bytes: 10,
+        block_bytes: 5,
+    };
+    let survey = Survey {
+        model,
+        sources: List::default(),
+        context_tokens: 512,
+        batch_rows_max: 64,
+        kv_type: KvType::F16,
+        peers: List::default(),
+    };
+    follower.handle(ControlMessage::Survey(Box::new(survey)), ms(1)).expect("expected");
+    expect!["survey"].assert_eq(&follower_said(&mut follower));
+    let profile = ProfileJson::new(serde_json::json!({ "cores": 4 })).expect("it is short");
+    let quality = LinkQuality { round_trip_ns: 300_000, out_bytes_per_s: 9, in_bytes_per_s: 8 };
+    let told = [
+        ControlMessage::LinkMeasured(LinkMeasured { to: node(0), quality: Some(quality) }),
+        ControlMessage::LinkMeasured(LinkMeasured { to: node(2), quality: None }),
+        ControlMessage::Surveyed(Box::new(Surveyed { model: ModelDigest([9; 32]), profile })),
+        ControlMessage::SurveyFailed(SurveyFailed {
+            model: ModelDigest([9; 32]),
+            cause: Text::cut("the disk is full"),
+        }),
+    ];
+    let mut head = head();
+    said(&mut head);
+    for message in told {
+        follower.measured(message);
+        let Some(FollowerOutput::Send(message)) = follower.poll_output() else {
+            panic!("it is told");
+        };
+        head.handle(node(1), message, ms(2)).expect("expected");
+    }
+    let told = said(&mut head).replace(&node(0).to_string(), "0");
+    let told = told.replace(&node(2).to_string(), "2").replace(&"09".repeat(32), "DIGEST");
+    expect![[r#"
+        LinkMeasured { node: NodeId(1), to: NodeId(0), quality: Some(LinkQuality { round_trip_ns: 300000, out_bytes_per_s: 9, in_bytes_per_s: 8 }) }
+        LinkMeasured { node: NodeId(1), to: NodeId(2), quality: None }
+        Surveyed { node: NodeId(1), model: ModelDigest(DIGEST), profile: ProfileJson(Object {"cores": Number(4)}) }
+        SurveyFailed { node: NodeId(1), cause: Text("the disk is full") }"#]].assert_eq(&told);
+    follower.closed();
+    follower_said(&mut follower);
+    follower.measured(ControlMessage::LinkMeasured(LinkMeasured { to: node(0), quality: None }));
+    assert_eq!(follower.poll_output(), None, "nobody listens any more");
+    // A member does not ask.
+    let probe = ControlMessage::Probe(Probe { bytes: 0, answer_bytes: 0 });
+    assert!(head.handle(node(1), probe, ms(3)).is_err());
 }

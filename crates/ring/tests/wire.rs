@@ -1,12 +1,14 @@
 //! Frames and control messages, byte by byte, and the document that draws them.
 
 use expect_test::expect;
+use motley_cluster::KvType;
 use motley_ring::{
     Activity, Addresses, Batch, Block, CONTROL_HEADER_BYTES, ClusterId, ControlError,
     ControlHeader, ControlMessage, Edge, Epoch, FetchBlock, FetchManifest, FrameError, FrameHeader,
-    FrameShape, HEADER_BYTES, Hello, Leave, Manifest, MemberIndex, MicroBatchId, ModelDigest, Name,
-    NodeId, OfEpoch, PeerLost, Ping, Pong, PrepareFailed, Prepared, ProfileJson, Progress,
-    RefusalCode, Refused, Run, SlotIndex, StepFailed, Text, Wanted, Welcome, WireElement,
+    FrameShape, HEADER_BYTES, Hello, Leave, LinkMeasured, LinkQuality, List, Manifest, MemberIndex,
+    MicroBatchId, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, Peer, PeerLost, Ping, Pong,
+    PrepareFailed, Prepared, Probe, Probed, ProfileJson, Progress, RefusalCode, Refused, Run,
+    SlotIndex, StepFailed, Survey, SurveyFailed, Surveyed, Text, Wanted, Welcome, WireElement,
     encode_control, limits,
 };
 use proptest::prelude::*;
@@ -231,7 +233,8 @@ fn messages() -> Vec<ControlMessage> {
         build: Name::cut("0.2.0"),
         epoch,
     };
-    let activity = Activity { busy_ns: 1, idle_ns: 2, frames: 3 };
+    let activity = Activity { busy_ns: 1, idle_ns: 2, frames: 3, token_ns: 4, token_steps: 5 };
+    let quality = LinkQuality { round_trip_ns: 300, out_bytes_per_s: 9, in_bytes_per_s: 8 };
     let micro_batch = MicroBatchId(8);
     let peer_lost = PeerLost { epoch, member: MemberIndex(2), cause: text("reset") };
     vec![
@@ -256,7 +259,26 @@ fn messages() -> Vec<ControlMessage> {
         ControlMessage::FetchBlock(FetchBlock { model, index: 3 }),
         ControlMessage::Block(Block { model, index: 3, bytes: 5 }),
         ControlMessage::NoBlock(FetchBlock { model, index: 3 }),
+        ControlMessage::Survey(Box::new(survey(model))),
+        ControlMessage::Surveyed(Box::new(Surveyed { model, profile: hello().profile })),
+        ControlMessage::SurveyFailed(SurveyFailed { model, cause: text("no room") }),
+        ControlMessage::LinkMeasured(LinkMeasured { to: NodeId([1; 32]), quality: Some(quality) }),
+        ControlMessage::LinkMeasured(LinkMeasured { to: NodeId([1; 32]), quality: None }),
+        ControlMessage::Probe(Probe { bytes: 7, answer_bytes: 9 }),
+        ControlMessage::Probed(Probed { bytes: 9 }),
     ]
+}
+
+fn survey(digest: ModelDigest) -> Survey {
+    let peer = Peer { node: NodeId([1; 32]), addresses: Addresses::default() };
+    Survey {
+        model: ModelManifestRef { name: Name::cut("small"), digest, file_bytes: 9, block_bytes: 5 },
+        sources: List::new(vec![peer.clone()]).expect("one"),
+        context_tokens: 512,
+        batch_rows_max: 64,
+        kv_type: KvType::F16,
+        peers: List::new(vec![peer]).expect("one"),
+    }
 }
 
 fn round_trip(message: &ControlMessage) -> ControlMessage {
@@ -293,7 +315,7 @@ fn these_are_the_message_types() {
         {"release":{"epoch":5}}
         {"released":{"epoch":5}}
         {"ping":{"nonce":7}}
-        {"pong":{"nonce":7,"activity":{"busy_ns":1,"idle_ns":2,"frames":3}}}
+        {"pong":{"nonce":7,"activity":{"busy_ns":1,"idle_ns":2,"frames":3,"token_ns":4,"token_steps":5}}}
         {"step_failed":{"epoch":5,"micro_batch":8,"cause":"memory"}}
         {"peer_lost":{"epoch":5,"member":2,"cause":"reset"}}
         {"leave":{"reason":"the lid closes"}}
@@ -302,7 +324,14 @@ fn these_are_the_message_types() {
         {"manifest":{"model":DIGEST,"bytes":64}}
         {"fetch_block":{"model":DIGEST,"index":3}}
         {"block":{"model":DIGEST,"index":3,"bytes":5}}
-        {"no_block":{"model":DIGEST,"index":3}}"#]].assert_eq(&lines.join("\n"));
+        {"no_block":{"model":DIGEST,"index":3}}
+        {"survey":{"model":{"name":"small","digest":DIGEST,"file_bytes":9,"block_bytes":5},"sources":[{"node":DIGEST,"addresses":[]}],"context_tokens":512,"batch_rows_max":64,"kv_type":"f16","peers":[{"node":DIGEST,"addresses":[]}]}}
+        {"surveyed":{"model":DIGEST,"profile":{"read":0.1}}}
+        {"survey_failed":{"model":DIGEST,"cause":"no room"}}
+        {"link_measured":{"to":DIGEST,"quality":{"round_trip_ns":300,"out_bytes_per_s":9,"in_bytes_per_s":8}}}
+        {"link_measured":{"to":DIGEST,"quality":null}}
+        {"probe":{"bytes":7,"answer_bytes":9}}
+        {"probed":{"bytes":9}}"#]].assert_eq(&lines.join("\n"));
 }
 
 #[test]
@@ -373,7 +402,7 @@ fn what_is_unknown_or_too_long_is_no_message() {
         unknown field `code`, expected `nonce`
         missing field `nonce`
         invalid value: integer `-7`, expected u64
-        unknown variant `shell`, expected one of `hello`, `welcome`, `refused`, `prepare`, `progress`, `prepared`, `prepare_failed`, `commit`, `committed`, `release`, `released`, `ping`, `pong`, `step_failed`, `peer_lost`, `leave`, `edge`, `fetch_manifest`, `manifest`, `fetch_block`, `block`, `no_block`
+        unknown variant `shell`, expected one of `hello`, `welcome`, `refused`, `prepare`, `progress`, `prepared`, `prepare_failed`, `commit`, `committed`, `release`, `released`, `ping`, `pong`, `step_failed`, `peer_lost`, `leave`, `edge`, `fetch_manifest`, `manifest`, `fetch_block`, `block`, `no_block`, `survey`, `surveyed`, `survey_failed`, `link_measured`, `probe`, `probed`
         ping is a message
         trailing characters
         expected value
@@ -467,7 +496,7 @@ fn the_document_is_right() {
             $(assert_eq!(row(stringify!($name)), format!("{:?}", limits::$name), stringify!($name));)*
         };
     }
-    same!(PROTOCOL_VERSION PROTOCOL_VERSION_MIN MEMBERS_MAX STOPS_MAX LAYERS_MAX SLOTS_MAX
+    same!(PROBE_BYTES_MAX SURVEY_TIMEOUT PROBE_TIMEOUT PROTOCOL_VERSION PROTOCOL_VERSION_MIN MEMBERS_MAX STOPS_MAX LAYERS_MAX SLOTS_MAX
         BATCH_ROWS_MAX CONTEXT_TOKENS_MAX WIDTH_MAX MICRO_BATCHES_MAX PAYLOAD_BYTES_MAX
         CONTROL_BYTES_MAX HELLO_BYTES_MAX PROFILE_BYTES_MAX BLOCK_BYTES_MAX
         NAME_BYTES_MAX TEXT_BYTES_MAX ADDRESS_BYTES_MAX ADDRESSES_MAX HELLO_TIMEOUT

@@ -3,7 +3,7 @@
 mod envelope;
 mod text;
 
-use motley_cluster::ResidencyRun;
+use motley_cluster::{KvType, ResidencyRun};
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::Assignment;
@@ -67,6 +67,19 @@ pub enum ControlMessage {
     Block(Block),
     /// The block is not here.
     NoBlock(FetchBlock),
+    /// Head to node: measure how fast this model's layers are, and the ways to other nodes.
+    Survey(Box<Survey>),
+    /// Node to head: how fast it is.
+    Surveyed(Box<Surveyed>),
+    /// Node to head: it cannot be measured.
+    SurveyFailed(SurveyFailed),
+    /// Node to head: the way to another node.
+    LinkMeasured(LinkMeasured),
+    /// First on a connection that measures the way to the receiver, then again and again. Its raw
+    /// bytes mean nothing.
+    Probe(Probe),
+    /// The answer; its raw bytes mean nothing.
+    Probed(Probed),
 }
 
 /// Who knocks. These fields never change; what a later version adds goes into the profile, so that
@@ -252,6 +265,15 @@ pub struct Activity {
     pub idle_ns: u64,
     /// Frames it took.
     pub frames: u64,
+    /// Time of the steps that computed one row: one token of one sequence.
+    pub token_ns: u64,
+    /// Number of those steps.
+    pub token_steps: u64,
+}
+
+impl Activity {
+    /// Nothing done yet.
+    pub const NONE: Self = Self { busy_ns: 0, idle_ns: 0, frames: 0, token_ns: 0, token_steps: 0 };
 }
 
 /// The answer to a sign of life.
@@ -348,6 +370,84 @@ pub struct Block {
     pub bytes: u32,
 }
 
+/// What a node is to measure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Survey {
+    /// The model whose layers are to be measured.
+    pub model: ModelManifestRef,
+    /// Nodes that have it.
+    pub sources: List<Peer, MEMBERS_MAX>,
+    /// Tokens of context that a sequence may have.
+    pub context_tokens: u32,
+    /// Rows of a micro-batch.
+    pub batch_rows_max: u32,
+    /// How keys and values are kept.
+    pub kv_type: KvType,
+    /// Nodes to which the ways are to be measured, the head first.
+    pub peers: List<Peer, MEMBERS_MAX>,
+}
+
+/// How fast a node is, in general and with one model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Surveyed {
+    /// The model.
+    pub model: ModelDigest,
+    /// What was measured.
+    pub profile: ProfileJson,
+}
+
+/// A node that cannot be measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SurveyFailed {
+    /// The model.
+    pub model: ModelDigest,
+    /// Why.
+    pub cause: Text,
+}
+
+/// Quality of the way between two nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkQuality {
+    /// Round trip of a short message.
+    pub round_trip_ns: u64,
+    /// Rate from the node that tells to the other.
+    pub out_bytes_per_s: u64,
+    /// Rate from the other node.
+    pub in_bytes_per_s: u64,
+}
+
+/// The way from the sender to another node, both ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkMeasured {
+    /// The other node.
+    pub to: NodeId,
+    /// Its quality; nothing if the other node cannot be reached.
+    pub quality: Option<LinkQuality>,
+}
+
+/// A message that measures a way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Probe {
+    /// Number of bytes that follow.
+    pub bytes: u32,
+    /// Number of bytes that are to follow the answer.
+    pub answer_bytes: u32,
+}
+
+/// The answer to a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Probed {
+    /// Number of bytes that follow.
+    pub bytes: u32,
+}
+
 impl ControlMessage {
     /// The type, as on the wire.
     #[must_use]
@@ -375,6 +475,12 @@ impl ControlMessage {
             Self::FetchBlock(_) => "fetch_block",
             Self::Block(_) => "block",
             Self::NoBlock(_) => "no_block",
+            Self::Survey(_) => "survey",
+            Self::Surveyed(_) => "surveyed",
+            Self::SurveyFailed(_) => "survey_failed",
+            Self::LinkMeasured(_) => "link_measured",
+            Self::Probe(_) => "probe",
+            Self::Probed(_) => "probed",
         }
     }
 
@@ -384,6 +490,8 @@ impl ControlMessage {
         match self {
             Self::Manifest(manifest) => manifest.bytes as u64,
             Self::Block(block) => block.bytes as u64,
+            Self::Probe(probe) => probe.bytes as u64,
+            Self::Probed(probed) => probed.bytes as u64,
             _ => 0,
         }
     }

@@ -11,8 +11,8 @@ use motley_cluster::ResidencyRun;
 use crate::assignment::{Assignment, AssignmentError, AssignmentSpec};
 use crate::batch::MicroBatchId;
 use crate::control::{
-    Activity, Addresses, ControlMessage, Hello, ModelManifestRef, Name, NodeId, OfEpoch, Peer,
-    PeerLost, Ping, Pong, ProfileJson, RefusalCode, Refused, Text, Welcome,
+    Activity, Addresses, ControlMessage, Hello, LinkQuality, ModelDigest, ModelManifestRef, Name,
+    NodeId, OfEpoch, Peer, PeerLost, Ping, Pong, ProfileJson, RefusalCode, Refused, Text, Welcome,
 };
 use crate::follower::slept;
 use crate::frame::Epoch;
@@ -210,6 +210,31 @@ pub enum CoordinatorOutput {
         /// The deployment.
         ended: Epoch,
     },
+    /// A node has measured itself; nobody has judged the profile yet.
+    Surveyed {
+        /// The node.
+        node: NodeId,
+        /// The model it measured with.
+        model: ModelDigest,
+        /// What it says of itself.
+        profile: ProfileJson,
+    },
+    /// A node cannot measure itself.
+    SurveyFailed {
+        /// The node.
+        node: NodeId,
+        /// Why.
+        cause: Text,
+    },
+    /// A node has measured the way to another one.
+    LinkMeasured {
+        /// The node.
+        node: NodeId,
+        /// The other one.
+        to: NodeId,
+        /// Its quality; nothing if there is no way.
+        quality: Option<LinkQuality>,
+    },
 }
 
 /// A message that was not expected. The connection is closed; a member that sent it is lost.
@@ -396,6 +421,9 @@ impl Coordinator {
             // Of a deployment that is over.
             ControlMessage::StepFailed(_) => {}
             ControlMessage::Leave(leave) => self.lose(from, LossReason::Left(leave.reason)),
+            message @ (ControlMessage::Surveyed(_)
+            | ControlMessage::SurveyFailed(_)
+            | ControlMessage::LinkMeasured(_)) => self.measured(from, message),
             other => {
                 let name = other.name();
                 self.lose(from, LossReason::Protocol(name));
@@ -517,6 +545,24 @@ impl Coordinator {
     /// What is to be done next.
     pub fn poll_output(&mut self) -> Option<CoordinatorOutput> {
         self.outputs.pop_front()
+    }
+
+    /// A node tells what it has measured.
+    fn measured(&mut self, node: NodeId, message: ControlMessage) {
+        let output = match message {
+            ControlMessage::Surveyed(surveyed) => {
+                let (model, profile) = (surveyed.model, surveyed.profile);
+                CoordinatorOutput::Surveyed { node, model, profile }
+            }
+            ControlMessage::SurveyFailed(failed) => {
+                CoordinatorOutput::SurveyFailed { node, cause: failed.cause }
+            }
+            ControlMessage::LinkMeasured(link) => {
+                CoordinatorOutput::LinkMeasured { node, to: link.to, quality: link.quality }
+            }
+            _ => return,
+        };
+        self.outputs.push_back(output);
     }
 
     /// A data connection cannot be opened, or is broken.

@@ -89,6 +89,7 @@ impl SimNode {
                 let serves = |serving: &mut Serving| serving.epoch() == epoch;
                 self.serving.take_if(serves);
             }
+            FollowerOutput::Survey(_) => panic!("nobody asks for it"),
             FollowerOutput::HeadLost { .. } | FollowerOutput::HeadLeft { .. } => {
                 panic!("the head is there")
             }

@@ -232,7 +232,11 @@ impl World {
                 assert!(self.script.faults.step > 0, "no step fails by itself");
                 self.head.step_failed(micro_batch);
             }
-            CoordinatorOutput::Progress { .. } | CoordinatorOutput::Suspect { .. } => {}
+            CoordinatorOutput::Progress { .. }
+            | CoordinatorOutput::Suspect { .. }
+            | CoordinatorOutput::Surveyed { .. }
+            | CoordinatorOutput::SurveyFailed { .. }
+            | CoordinatorOutput::LinkMeasured { .. } => {}
         }
     }
 
