@@ -5,6 +5,7 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
+use crate::document::Document;
 use crate::field::{FieldError, FieldProblem, check_at_most, check_name, check_range};
 use crate::limits::{
     BANDWIDTH_MAX, BANDWIDTH_MIN, BATCH_TOKENS_MAX, COMPUTE_MAX, COMPUTE_MIN, CONTEXT_TOKENS_MAX,
@@ -351,6 +352,10 @@ impl DeviceProfile {
         let named = |spec: &DeviceSpec| DeviceSpec { name: String::new(), ..spec.clone() };
         self.hardware_name() == other.hardware_name() && named(&self.0) == named(&other.0)
     }
+}
+
+impl Document for DeviceProfile {
+    const KIND: &'static str = "device profile";
 }
 
 impl Deref for DeviceProfile {

@@ -28,7 +28,7 @@ pub use dispatch::plan;
 pub use explain::{
     Basis, Change, ChangeEffect, Drawing, DrawnReplica, Explanation, Ink, Lane, LaneRun, NextLayer,
     NextLayerPlace, Refusal, ReplicaFacts, SingleDevice, SlotRoom, UnusedDevice, UsedDevice,
-    explain, explain_refusal,
+    explain, explain_as_it_is, explain_refusal,
 };
 pub use export::{Export, ExportCommand, ExportTarget, export};
 pub use load::{

@@ -142,6 +142,9 @@ pub struct PlanOptions {
     pub waiting: WaitingModel,
     /// Most slots a replica may have.
     pub slots_max: u32,
+    /// Sequences whose keys and values a latency plan keeps room for, although it is planned for
+    /// one at a time.
+    pub kept_sequences: u32,
     /// Most rounds a ring may have.
     pub rounds_max: u32,
     /// Devices that must not be used.
@@ -159,6 +162,7 @@ impl PlanOptions {
             allow_mixed: true,
             waiting: WaitingModel::Concurrency,
             slots_max: 64,
+            kept_sequences: 1,
             rounds_max: 32,
             excluded: Vec::new(),
         }
@@ -174,6 +178,7 @@ impl PlanOptions {
             allow_mixed: false,
             waiting: WaitingModel::Congestion,
             slots_max: 64,
+            kept_sequences: 1,
             rounds_max: 1,
             excluded: Vec::new(),
         }

@@ -268,3 +268,19 @@ proptest! {
         prop_assert_eq!(&read, &found.plan);
     }
 }
+
+#[test]
+fn room_is_kept_for_the_sequences_that_are_served_at_once() {
+    let taken = |kept_sequences| {
+        let options = PlanOptions { kept_sequences, ..PlanOptions::full() };
+        let problem = problem(home(), "llama-3-8b-q4_k_m", options);
+        let found = outcome(&problem, Method::Halda);
+        let claims = found.plan.spec().memory.iter();
+        let bytes: u64 = claims.map(|it| it.gpu_bytes.count() + it.ram_bytes.count()).sum();
+        let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
+        let all = LayerRange::with_len(0, problem.model.layers_count());
+        (bytes, costs.kv_bytes(all, problem.workload.context_tokens).count())
+    };
+    let ((one, kv), (three, _)) = (taken(1), taken(3));
+    assert_eq!(three - one, 2 * kv, "it still fits the one device that was best");
+}

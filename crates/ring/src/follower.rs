@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::batch::MicroBatchId;
 use crate::control::{
-    Activity, ControlMessage, Leave, OfEpoch, PeerLost, Ping, Pong, Prepare, PrepareFailed,
-    Prepared, Progress, StepFailed, Survey, Text,
+    Activity, ControlMessage, Leave, MeasureLinks, OfEpoch, PeerLost, Ping, Pong, Prepare,
+    PrepareFailed, Prepared, Progress, StepFailed, Survey, Text,
 };
 use crate::frame::Epoch;
 use crate::limits::{HEARTBEAT_INTERVAL, LOST_AFTER, SUSPECT_AFTER};
@@ -26,8 +26,10 @@ pub enum FollowerOutput {
     Serve(Epoch),
     /// Free what this deployment took.
     Retire(Epoch),
-    /// Measure this; tell by [`Follower::measured`].
+    /// Measure this device with a model; tell by [`Follower::measured`].
     Survey(Box<Survey>),
+    /// Measure the ways to these nodes; tell by [`Follower::measured`].
+    MeasureLinks(MeasureLinks),
     /// The head was silent for so long, or its connection closed. Everything was released; serve
     /// nothing until another head is found.
     HeadLost {
@@ -160,6 +162,9 @@ impl Follower {
             ControlMessage::Release(OfEpoch { epoch }) => self.release(epoch),
             ControlMessage::Survey(survey) => {
                 self.outputs.push_back(FollowerOutput::Survey(survey));
+            }
+            ControlMessage::MeasureLinks(links) => {
+                self.outputs.push_back(FollowerOutput::MeasureLinks(links));
             }
             ControlMessage::Leave(Leave { reason }) => {
                 self.let_go();

@@ -24,9 +24,10 @@ pub use batch::{Batch, MicroBatchId, Run, SlotIndex, Wanted, WireElement};
 pub use control::{
     Activity, Address, Addresses, Block, CONTROL_HEADER_BYTES, ControlError, ControlHeader,
     ControlMessage, Edge, FetchBlock, FetchManifest, Hello, Leave, LinkMeasured, LinkQuality, List,
-    Manifest, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, Peer, PeerLost, Ping, Pong,
-    Prepare, PrepareFailed, Prepared, Probe, Probed, ProfileJson, Progress, RefusalCode, Refused,
-    StepFailed, Survey, SurveyFailed, Surveyed, Text, TextError, Welcome, encode_control,
+    Manifest, MeasureLinks, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, Peer, PeerLost,
+    Ping, Pong, Prepare, PrepareFailed, Prepared, Probe, Probed, ProfileJson, Progress,
+    RefusalCode, Refused, StepFailed, Survey, SurveyFailed, Surveyed, Text, TextError, Welcome,
+    encode_control,
 };
 pub use coordinator::{
     Admission, Coordinator, CoordinatorFault, CoordinatorOptions, CoordinatorOutput, DeployFault,

@@ -9,9 +9,9 @@ use motley_ring::{
     Activity, Addresses, AssignmentSpec, ClusterId, ControlMessage, Coordinator, CoordinatorFault,
     CoordinatorOptions, CoordinatorOutput, DeployRefused, Deployment, DeploymentMember, Epoch,
     Follower, FollowerFault, FollowerOutput, FollowerState, Hello, Leave, LinkMeasured,
-    LinkQuality, List, MemberIndex, MicroBatchId, ModelDigest, ModelManifestRef, Name, NodeId,
-    OfEpoch, PeerLost, Ping, Pong, Prepare, PrepareFailed, Prepared, Probe, ProfileJson, Progress,
-    Route, StepFailed, Survey, SurveyFailed, Surveyed, Text, WireElement,
+    LinkQuality, List, MeasureLinks, MemberIndex, MicroBatchId, ModelDigest, ModelManifestRef,
+    Name, NodeId, OfEpoch, PeerLost, Ping, Pong, Prepare, PrepareFailed, Prepared, Probe,
+    ProfileJson, Progress, Route, StepFailed, Survey, SurveyFailed, Surveyed, Text, WireElement,
 };
 
 const fn ms(count: u64) -> Duration {
@@ -490,6 +490,7 @@ fn follower_said(follower: &mut Follower) -> String {
             FollowerOutput::Serve(epoch) => format!("serve {}", epoch.0),
             FollowerOutput::Retire(epoch) => format!("retire {}", epoch.0),
             FollowerOutput::Survey(_) => "survey".to_owned(),
+            FollowerOutput::MeasureLinks(links) => format!("measure {} links", links.peers.len()),
             FollowerOutput::HeadLost { .. } => "head lost".to_owned(),
             FollowerOutput::HeadLeft { .. } => "head left".to_owned(),
         });
@@ -677,10 +678,12 @@ fn what_a_node_measures_comes_to_the_head_as_it_was_told() {
         context_tokens: 512,
         batch_rows_max: 64,
         kv_type: KvType::F16,
-        peers: List::default(),
+        others: List::default(),
     };
     follower.handle(ControlMessage::Survey(Box::new(survey)), ms(1)).expect("expected");
-    expect!["survey"].assert_eq(&follower_said(&mut follower));
+    let links = MeasureLinks { peers: List::default() };
+    follower.handle(ControlMessage::MeasureLinks(links), ms(1)).expect("expected");
+    expect!["survey, measure 0 links"].assert_eq(&follower_said(&mut follower));
     let profile = ProfileJson::new(serde_json::json!({ "cores": 4 })).expect("it is short");
     let quality = LinkQuality { round_trip_ns: 300_000, out_bytes_per_s: 9, in_bytes_per_s: 8 };
     let told = [

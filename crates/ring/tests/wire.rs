@@ -5,11 +5,11 @@ use motley_cluster::KvType;
 use motley_ring::{
     Activity, Addresses, Batch, Block, CONTROL_HEADER_BYTES, ClusterId, ControlError,
     ControlHeader, ControlMessage, Edge, Epoch, FetchBlock, FetchManifest, FrameError, FrameHeader,
-    FrameShape, HEADER_BYTES, Hello, Leave, LinkMeasured, LinkQuality, List, Manifest, MemberIndex,
-    MicroBatchId, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, Peer, PeerLost, Ping, Pong,
-    PrepareFailed, Prepared, Probe, Probed, ProfileJson, Progress, RefusalCode, Refused, Run,
-    SlotIndex, StepFailed, Survey, SurveyFailed, Surveyed, Text, Wanted, Welcome, WireElement,
-    encode_control, limits,
+    FrameShape, HEADER_BYTES, Hello, Leave, LinkMeasured, LinkQuality, List, Manifest,
+    MeasureLinks, MemberIndex, MicroBatchId, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch,
+    Peer, PeerLost, Ping, Pong, PrepareFailed, Prepared, Probe, Probed, ProfileJson, Progress,
+    RefusalCode, Refused, Run, SlotIndex, StepFailed, Survey, SurveyFailed, Surveyed, Text, Wanted,
+    Welcome, WireElement, encode_control, limits,
 };
 use proptest::prelude::*;
 
@@ -262,6 +262,7 @@ fn messages() -> Vec<ControlMessage> {
         ControlMessage::Survey(Box::new(survey(model))),
         ControlMessage::Surveyed(Box::new(Surveyed { model, profile: hello().profile })),
         ControlMessage::SurveyFailed(SurveyFailed { model, cause: text("no room") }),
+        ControlMessage::MeasureLinks(MeasureLinks { peers: survey(model).sources }),
         ControlMessage::LinkMeasured(LinkMeasured { to: NodeId([1; 32]), quality: Some(quality) }),
         ControlMessage::LinkMeasured(LinkMeasured { to: NodeId([1; 32]), quality: None }),
         ControlMessage::Probe(Probe { bytes: 7, answer_bytes: 9 }),
@@ -273,11 +274,11 @@ fn survey(digest: ModelDigest) -> Survey {
     let peer = Peer { node: NodeId([1; 32]), addresses: Addresses::default() };
     Survey {
         model: ModelManifestRef { name: Name::cut("small"), digest, file_bytes: 9, block_bytes: 5 },
-        sources: List::new(vec![peer.clone()]).expect("one"),
+        sources: List::new(vec![peer]).expect("one"),
         context_tokens: 512,
         batch_rows_max: 64,
         kv_type: KvType::F16,
-        peers: List::new(vec![peer]).expect("one"),
+        others: List::new(vec![NodeId([1; 32])]).expect("one"),
     }
 }
 
@@ -325,9 +326,10 @@ fn these_are_the_message_types() {
         {"fetch_block":{"model":DIGEST,"index":3}}
         {"block":{"model":DIGEST,"index":3,"bytes":5}}
         {"no_block":{"model":DIGEST,"index":3}}
-        {"survey":{"model":{"name":"small","digest":DIGEST,"file_bytes":9,"block_bytes":5},"sources":[{"node":DIGEST,"addresses":[]}],"context_tokens":512,"batch_rows_max":64,"kv_type":"f16","peers":[{"node":DIGEST,"addresses":[]}]}}
+        {"survey":{"model":{"name":"small","digest":DIGEST,"file_bytes":9,"block_bytes":5},"sources":[{"node":DIGEST,"addresses":[]}],"context_tokens":512,"batch_rows_max":64,"kv_type":"f16","others":[DIGEST]}}
         {"surveyed":{"model":DIGEST,"profile":{"read":0.1}}}
         {"survey_failed":{"model":DIGEST,"cause":"no room"}}
+        {"measure_links":{"peers":[{"node":DIGEST,"addresses":[]}]}}
         {"link_measured":{"to":DIGEST,"quality":{"round_trip_ns":300,"out_bytes_per_s":9,"in_bytes_per_s":8}}}
         {"link_measured":{"to":DIGEST,"quality":null}}
         {"probe":{"bytes":7,"answer_bytes":9}}
@@ -402,7 +404,7 @@ fn what_is_unknown_or_too_long_is_no_message() {
         unknown field `code`, expected `nonce`
         missing field `nonce`
         invalid value: integer `-7`, expected u64
-        unknown variant `shell`, expected one of `hello`, `welcome`, `refused`, `prepare`, `progress`, `prepared`, `prepare_failed`, `commit`, `committed`, `release`, `released`, `ping`, `pong`, `step_failed`, `peer_lost`, `leave`, `edge`, `fetch_manifest`, `manifest`, `fetch_block`, `block`, `no_block`, `survey`, `surveyed`, `survey_failed`, `link_measured`, `probe`, `probed`
+        unknown variant `shell`, expected one of `hello`, `welcome`, `refused`, `prepare`, `progress`, `prepared`, `prepare_failed`, `commit`, `committed`, `release`, `released`, `ping`, `pong`, `step_failed`, `peer_lost`, `leave`, `edge`, `fetch_manifest`, `manifest`, `fetch_block`, `block`, `no_block`, `survey`, `surveyed`, `survey_failed`, `measure_links`, `link_measured`, `probe`, `probed`
         ping is a message
         trailing characters
         expected value

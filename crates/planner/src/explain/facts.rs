@@ -217,15 +217,30 @@ pub fn explain(problem: &Problem, outcome: &PlanOutcome, budget: Budget) -> Expl
     explain_by(problem, outcome, &Replanner::new(budget, &plan))
 }
 
+/// What [`explain`] tells, without trying changes.
+#[must_use]
+pub fn explain_as_it_is(problem: &Problem, outcome: &PlanOutcome, budget: Budget) -> Explanation {
+    explain_with(problem, outcome, &Replanner::new(budget, &plan), (Vec::new(), 0))
+}
+
 pub(super) fn explain_by(
     problem: &Problem,
     outcome: &PlanOutcome,
     replanner: &Replanner<'_>,
 ) -> Explanation {
+    let changes = changes::effects(problem, outcome, replanner);
+    explain_with(problem, outcome, replanner, changes)
+}
+
+fn explain_with(
+    problem: &Problem,
+    outcome: &PlanOutcome,
+    replanner: &Replanner<'_>,
+    (changes, changes_skipped): (Vec<ChangeEffect>, usize),
+) -> Explanation {
     let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
     let facts = Facts { problem, outcome, costs };
     let single = facts.single(replanner);
-    let (changes, changes_skipped) = changes::effects(problem, outcome, replanner);
     Explanation {
         method: outcome.method,
         objective: problem.objective,

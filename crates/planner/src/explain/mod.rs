@@ -20,7 +20,7 @@ pub use changes::{Change, ChangeEffect};
 pub use drawing::{Drawing, DrawnReplica, Lane, LaneRun};
 pub use facts::{
     Basis, Explanation, NextLayer, NextLayerPlace, ReplicaFacts, SingleDevice, SlotRoom,
-    UnusedDevice, UsedDevice, explain,
+    UnusedDevice, UsedDevice, explain, explain_as_it_is,
 };
 pub use refusal::{Refusal, explain_refusal};
 pub use terminal::Ink;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use motley_cluster::{Bytes, Role};
+use motley_cluster::{Bytes, DeviceId, Role};
 
 use super::changes::{Change, ChangeEffect};
 use super::facts::{Basis, Explanation, NextLayerPlace, ReplicaFacts, UnusedDevice, UsedDevice};
@@ -42,6 +42,25 @@ impl Explanation {
         text.push_str("\nWhat one change would bring\n");
         self.change_lines(&mut text, problem);
         text
+    }
+
+    /// Why each device has what it has, and others nothing: a sentence each, the summary first.
+    #[must_use]
+    pub fn reasons(&self, problem: &Problem) -> Vec<String> {
+        let mut text = String::new();
+        self.summary(&mut text, problem);
+        self.disk_line(&mut text);
+        let summary = text.lines().map(str::to_owned);
+        summary
+            .chain(self.used.iter().map(|used| self.share(used)))
+            .chain(self.unused.iter().map(without_work))
+            .collect()
+    }
+
+    /// Why a device has no work, if it has none.
+    #[must_use]
+    pub fn why_unused(&self, device: DeviceId) -> Option<String> {
+        self.unused.iter().find(|unused| unused.device == device).map(without_work)
     }
 
     fn summary(&self, text: &mut String, problem: &Problem) {
@@ -335,7 +354,7 @@ fn slots(replica: &ReplicaFacts, count: usize, objective: Objective) -> String {
 
 /// A change as an instruction.
 pub(super) fn change_words(problem: &Problem, change: &Change) -> String {
-    let name = |device: motley_cluster::DeviceId| &problem.cluster.device(device).name;
+    let name = |device: DeviceId| &problem.cluster.device(device).name;
     match change {
         Change::AddRam { device, bytes: more } => {
             let kind =

@@ -1,8 +1,7 @@
 //! From a problem to numbers.
 
 use motley_cluster::{
-    Attention, BufferDemand, Bytes, DeviceId, KvType, ModelProfile, Seconds, Workload,
-    compute_buffer_bytes,
+    Attention, BufferDemand, Bytes, DeviceId, Seconds, Workload, compute_buffer_bytes,
 };
 
 use super::instance::{Clock, Instance, Member, RoundShape};
@@ -85,15 +84,18 @@ pub(super) fn scope(problem: &Problem, budget: Budget) -> Scope {
     Scope { devices, heads, required: None, divisions_max: budget.evaluations }
 }
 
-/// Mean KV bytes one layer keeps for one sequence of the whole context.
-pub(super) fn layer_kv_bytes(model: &ModelProfile, kv: KvType, workload: &Workload) -> f64 {
+/// Mean KV bytes one layer keeps for the sequences that there is to be room for.
+pub(super) fn layer_kv_bytes(problem: &Problem) -> f64 {
+    let (model, workload) = (&problem.model, &problem.workload);
     let kept = |attention: Attention| {
         u64::from(attention.kept_tokens(workload.context_tokens, workload.micro_batch_tokens))
     };
     let of = |layer: &motley_cluster::LayerSpec| {
-        kv.bytes(layer.kv_elements_per_token).times(kept(layer.attention)).as_f64()
+        let elements = layer.kv_elements_per_token;
+        workload.kv_type.bytes(elements).times(kept(layer.attention)).as_f64()
     };
-    model.layers.iter().map(of).sum::<f64>() / f64::from(model.layers_count())
+    let mean = model.layers.iter().map(of).sum::<f64>() / f64::from(model.layers_count());
+    mean * f64::from(problem.options.kept_sequences)
 }
 
 /// The CPU's compute buffer.
@@ -163,7 +165,7 @@ impl Form<'_> {
         let device = problem.cluster.device(self.id);
         let budget = MemoryBudget::of(device);
         let layer = model.mean_layer_bytes().count() as i64;
-        let kv = layer_kv_bytes(model, problem.workload.kv_type, &problem.workload) as i64;
+        let kv = layer_kv_bytes(problem) as i64;
         let head = if self.head { model.head_resident_bytes().count() as i64 } else { 0 };
         let on_gpu = device.gpu().is_some();
         let buffer = cpu_buffer(problem, self.head && !on_gpu).count() as i64;

@@ -92,7 +92,7 @@ fn view(problem: &Problem, devices: &[usize]) -> PaperProblem {
     let costs = CostModel::new(&problem.cluster, model, &problem.workload);
     let pass = decode_pass(&problem.workload);
     let plain = model.mean_layer_bytes().as_f64();
-    let kv = build::layer_kv_bytes(model, problem.workload.kv_type, &problem.workload);
+    let kv = build::layer_kv_bytes(problem);
     let head = DeviceId::new(devices[0] as u16);
     // The published runtime computes the output on the CPU unless told otherwise; ours does so only
     // without a GPU, and the direct cost is ours.

@@ -153,7 +153,7 @@ fn claim(
         ram: &placed.ram,
         stream: &placed.stream,
         head: device == best.ring.head,
-        slots: 1,
+        slots: problem.options.kept_sequences,
         kv_tokens: problem.workload.context_tokens,
         cpu_kv: KvPlace::Ram,
     };

@@ -53,7 +53,7 @@ fn shortage(problem: &Problem, instance: &Instance, scope: &Scope) -> Shortage {
             return Shortage::Link { from: id(*from), to: id(*to) };
         }
     }
-    let kv = layer_kv_bytes(&problem.model, problem.workload.kv_type, &problem.workload);
+    let kv = layer_kv_bytes(problem);
     let kv = Bytes::from_real(kv * f64::from(problem.model.layers_count())).unwrap_or_default();
     let available = scope.devices.iter().map(|device| {
         let budget = budget_of(*device);

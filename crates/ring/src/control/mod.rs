@@ -67,12 +67,14 @@ pub enum ControlMessage {
     Block(Block),
     /// The block is not here.
     NoBlock(FetchBlock),
-    /// Head to node: measure how fast this model's layers are, and the ways to other nodes.
+    /// Head to node: measure how fast this model's layers are.
     Survey(Box<Survey>),
     /// Node to head: how fast it is.
     Surveyed(Box<Surveyed>),
     /// Node to head: it cannot be measured.
     SurveyFailed(SurveyFailed),
+    /// Head to node: measure the ways to these nodes.
+    MeasureLinks(MeasureLinks),
     /// Node to head: the way to another node.
     LinkMeasured(LinkMeasured),
     /// First on a connection that measures the way to the receiver, then again and again. Its raw
@@ -384,7 +386,15 @@ pub struct Survey {
     pub batch_rows_max: u32,
     /// How keys and values are kept.
     pub kv_type: KvType,
-    /// Nodes to which the ways are to be measured, the head first.
+    /// Nodes that may connect to this one from now on, to measure the way.
+    pub others: List<NodeId, MEMBERS_MAX>,
+}
+
+/// Which ways a node is to measure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasureLinks {
+    /// The nodes at their other ends.
     pub peers: List<Peer, MEMBERS_MAX>,
 }
 
@@ -478,6 +488,7 @@ impl ControlMessage {
             Self::Survey(_) => "survey",
             Self::Surveyed(_) => "surveyed",
             Self::SurveyFailed(_) => "survey_failed",
+            Self::MeasureLinks(_) => "measure_links",
             Self::LinkMeasured(_) => "link_measured",
             Self::Probe(_) => "probe",
             Self::Probed(_) => "probed",

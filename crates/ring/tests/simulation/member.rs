@@ -89,7 +89,9 @@ impl SimNode {
                 let serves = |serving: &mut Serving| serving.epoch() == epoch;
                 self.serving.take_if(serves);
             }
-            FollowerOutput::Survey(_) => panic!("nobody asks for it"),
+            FollowerOutput::Survey(_) | FollowerOutput::MeasureLinks(_) => {
+                panic!("nobody asks for it")
+            }
             FollowerOutput::HeadLost { .. } | FollowerOutput::HeadLeft { .. } => {
                 panic!("the head is there")
             }
