@@ -546,6 +546,36 @@ pub struct ClusterState {
     pub rounds: u32,
     /// Every device that is known, those of the plan first and in ring order.
     pub nodes: Vec<NodeState>,
+    /// What the plan promises and why it is as it is, where layers were placed by one.
+    pub plan: Option<PlanState>,
+    /// Ways between devices, as far as they were measured or taken to be.
+    pub links: Vec<LinkState>,
+}
+
+/// A plan's promise and reasons.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct PlanState {
+    /// Predicted time per token of one sequence.
+    pub token_predicted: Duration,
+    /// The same as measured.
+    pub token_measured: Option<Duration>,
+    /// Why it is as it is, a sentence each.
+    pub reasons: Vec<String>,
+}
+
+/// One direction between two devices.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct LinkState {
+    /// Name of the device that sends.
+    pub from: String,
+    /// Name of the device that receives.
+    pub to: String,
+    /// Round trip of a short message.
+    pub round_trip: Duration,
+    /// Rate in this direction.
+    pub bytes_per_s: u64,
+    /// It was not measured, but put together from other links.
+    pub assumed: bool,
 }
 
 /// One device.
@@ -573,6 +603,16 @@ pub struct NodeState {
     pub busy_ratio: Option<f64>,
     /// Mean time for one micro-batch.
     pub step: Option<Duration>,
+    /// Time it should compute for one token of one sequence, by the plan.
+    pub token_predicted: Option<Duration>,
+    /// The same as measured.
+    pub token_measured: Option<Duration>,
+    /// Time it should take to send that on, by the plan.
+    pub hop_predicted: Option<Duration>,
+    /// What its predicted times are multiplied by, because earlier ones were wrong.
+    pub correction: Option<f64>,
+    /// Why it has no layers, if that is known.
+    pub why: Option<String>,
 }
 
 /// Gauges and running totals of a backend.

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::backend::NodeState;
+use crate::backend::{LinkState, NodeState, PlanState};
 use crate::gateway::Gateway;
 use crate::respond::json_response;
 
@@ -20,7 +20,27 @@ pub(crate) async fn cluster(State(gateway): State<Arc<Gateway>>) -> Response {
         "groups": state.groups,
         "rounds": state.rounds,
         "nodes": nodes,
+        "plan": state.plan.as_ref().map(plan_json),
+        "links": state.links.iter().map(link_json).collect::<Vec<Value>>(),
     }))
+}
+
+fn plan_json(plan: &PlanState) -> Value {
+    json!({
+        "token_predicted_us": microseconds(plan.token_predicted),
+        "token_measured_us": plan.token_measured.map(microseconds),
+        "reasons": plan.reasons,
+    })
+}
+
+fn link_json(link: &LinkState) -> Value {
+    json!({
+        "from": link.from,
+        "to": link.to,
+        "round_trip_us": microseconds(link.round_trip),
+        "bytes_per_s": link.bytes_per_s,
+        "assumed": link.assumed,
+    })
 }
 
 fn node_json(node: &NodeState) -> Value {
@@ -36,6 +56,11 @@ fn node_json(node: &NodeState) -> Value {
         "round_trip_us": node.round_trip.map(microseconds),
         "busy_ratio": node.busy_ratio,
         "step_us": node.step.map(microseconds),
+        "token_predicted_us": node.token_predicted.map(microseconds),
+        "token_measured_us": node.token_measured.map(microseconds),
+        "hop_predicted_us": node.hop_predicted.map(microseconds),
+        "correction": node.correction,
+        "why": node.why,
     })
 }
 

@@ -36,10 +36,10 @@ mod request_log;
 
 pub use backend::{
     Abilities, Backend, BackendMetrics, Caller, ChatMessage, ChatPrompt, ClusterState, Constraint,
-    EmbeddingRequest, Failure, GenerationRequest, Health, KeyId, LengthRules, LogprobDetail,
-    ModelCard, NodeState, PlainValue, Refusal, RenderedPrompt, Reply, Role, Sampling, Series,
-    SeriesKind, SlotRequest, SlotState, SpecialTokens, StopRules, TokenId, ToolCall, ToolChoice,
-    ToolDefinition, ToolUse,
+    EmbeddingRequest, Failure, GenerationRequest, Health, KeyId, LengthRules, LinkState,
+    LogprobDetail, ModelCard, NodeState, PlainValue, PlanState, Refusal, RenderedPrompt, Reply,
+    Role, Sampling, Series, SeriesKind, SlotRequest, SlotState, SpecialTokens, StopRules, TokenId,
+    ToolCall, ToolChoice, ToolDefinition, ToolUse,
 };
 pub use config::{
     BindPolicy, BindRefused, Exposure, GatewayConfig, KeyDigest, KeyRing, MetricNames, Scope,

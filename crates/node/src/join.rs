@@ -13,7 +13,7 @@ use motley_ggml::ThreadPoolOptions;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::cluster::{Member, MemberOptions, SessionEnd};
+use crate::cluster::{Member, MemberOptions, ProfileSource, SessionEnd};
 use crate::discovery::{self, AnnouncedHead, Scope};
 use crate::failure::{Failure, Kind};
 use crate::identity::{
@@ -66,6 +66,9 @@ pub(crate) struct Arguments {
     /// Where weights are kept: mmap, which the system may drop, or ram
     #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
     weights: WeightsPlace,
+    /// A TOML or JSON file of what this device can do [default: it is measured]
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// Folder of keys and lists [default: motley in the user's state folder]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
@@ -270,6 +273,7 @@ fn options(
         threads: ThreadPoolOptions { threads, poll_percent: loading::POLL_PERCENT, pinned: false },
         layout: arguments.layout.choice(),
         residency: arguments.weights.residency(),
+        profile: ProfileSource::new(arguments.profile.as_deref())?,
         named,
     })
 }

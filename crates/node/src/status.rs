@@ -129,6 +129,48 @@ fn report(cluster: &Json) -> String {
         ]);
     }
     text.push_str(&table.render());
+    text.push_str(&plan_words(cluster, nodes));
+    text
+}
+
+/// What the plan promises, why it is as it is, and what the ways are like.
+fn plan_words(cluster: &Json, nodes: &[Json]) -> String {
+    let mut text = String::new();
+    let plan = &cluster["plan"];
+    let time = |value: &Json| value.as_u64().map(Duration::from_micros).map(terminal::duration);
+    if let Some(predicted) = time(&plan["token_predicted_us"]) {
+        let measured = time(&plan["token_measured_us"]);
+        let measured = measured.map_or_else(String::new, |time| format!(", measured {time}"));
+        let _ = writeln!(text, "\na token takes {predicted} by the plan{measured}");
+        for reason in plan["reasons"].as_array().into_iter().flatten() {
+            let _ = writeln!(text, "  {}", reason.as_str().unwrap_or_default());
+        }
+    }
+    let reasons = plan["reasons"].as_array();
+    for node in nodes {
+        let (name, why) = (node["name"].as_str().unwrap_or("?"), node["why"].as_str());
+        let told =
+            |reason: &Json| reason.as_str().is_some_and(|it| it.starts_with(&format!("{name}: ")));
+        let told = reasons.is_some_and(|reasons| reasons.iter().any(told));
+        if let Some(why) = why.filter(|_| !told) {
+            let _ = writeln!(text, "  {name}: {why}.");
+        }
+    }
+    let links = cluster["links"].as_array().map_or(&[][..], Vec::as_slice);
+    if links.is_empty() {
+        return text;
+    }
+    let mut table = Table::new(["from", "to", "round trip", "rate", "known by"]);
+    for link in links {
+        table.row([
+            link["from"].as_str().unwrap_or("?").to_owned(),
+            link["to"].as_str().unwrap_or("?").to_owned(),
+            time(&link["round_trip_us"]).unwrap_or_else(|| "-".to_owned()),
+            format!("{}/s", terminal::bytes(link["bytes_per_s"].as_u64().unwrap_or(0))),
+            if link["assumed"] == true { "the ways over the head" } else { "measuring" }.to_owned(),
+        ]);
+    }
+    let _ = write!(text, "\n{}", table.render());
     text
 }
 
@@ -150,6 +192,31 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_plan_is_told_with_its_reasons_and_ways() {
+        let node = |name: &str, why: Option<&str>| json!({ "name": name, "why": why });
+        let link = |from: &str, to: &str, assumed: bool| {
+            json!({
+                "from": from, "to": to, "round_trip_us": 420, "bytes_per_s": 117_500_000,
+                "assumed": assumed,
+            })
+        };
+        let nodes = [
+            node("desk", None),
+            node("phone", Some("not used; a hop costs 9 ms")),
+            node("box", Some("it is being measured")),
+        ];
+        let cluster = json!({
+            "plan": {
+                "token_predicted_us": 41_000, "token_measured_us": 43_500,
+                "reasons": ["It is so.", "phone: not used; a hop costs 9 ms."],
+            },
+            "links": [link("desk", "phone", false), link("phone", "box", true)],
+        });
+        expect_test::expect![[r#""#]].assert_eq(&plan_words(&cluster, &nodes));
+        assert_eq!(plan_words(&json!({}), &[]), "");
+    }
 
     #[test]
     fn a_ring_of_two_reads_as_a_table() {

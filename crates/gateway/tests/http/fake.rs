@@ -141,7 +141,8 @@ impl Backend for Fake {
             step: Some(Duration::from_micros(250)),
             ..NodeState::default()
         };
-        ClusterState { epoch: 3, change: None, groups: 1, rounds: 1, nodes: vec![node] }
+        let nodes = vec![node];
+        ClusterState { epoch: 3, groups: 1, rounds: 1, nodes, ..ClusterState::default() }
     }
 
     fn tokenize(&self, _: String, text: String, special: SpecialTokens) -> Reply<'_, Vec<TokenId>> {

@@ -6,6 +6,7 @@ use motley_ring::limits::HELLO_TIMEOUT;
 use motley_ring::{ClusterId, ControlMessage, Edge, Hello, NodeId};
 
 use super::dial::EDGE_PATIENCE;
+use super::probing;
 use super::shelf::Shelf;
 use super::stages::Stages;
 use super::wire::{MessageConnection, WireError, receive_from};
@@ -61,6 +62,9 @@ impl Door {
             }
             (first @ (ControlMessage::FetchManifest(_) | ControlMessage::FetchBlock(_)), _) => {
                 self.shelf.serve(MessageConnection::new(connection, cluster), first)
+            }
+            (ControlMessage::Probe(probe), _) => {
+                probing::serve(MessageConnection::new(connection, cluster), probe)
             }
             (ControlMessage::Hello(hello), Some(on_hello)) if hello.node == node => {
                 on_hello(*hello, MessageConnection::new(connection, cluster));

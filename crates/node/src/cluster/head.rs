@@ -12,36 +12,38 @@ use std::time::{Duration, Instant};
 use motley_engine::{EngineOptions, LayerSet, LoadError, Model};
 use motley_gateway::{ClusterState, Health, Series};
 use motley_ring::{
-    Addresses, Admission, Assignment, AssignmentSpec, ClusterId, ControlMessage, Coordinator,
-    CoordinatorOptions, CoordinatorOutput, Deployment, DeploymentMember, Epoch, Hello, LossReason,
-    MemberIndex, ModelDigest, ModelManifestRef, Name, NodeId, OfEpoch, PeerLost, Prepare, Prepared,
-    Refused, Text, WireElement,
+    Addresses, Admission, Assignment, ControlMessage, Coordinator, CoordinatorOptions,
+    CoordinatorOutput, Epoch, Hello, LossReason, MemberIndex, Name, NodeId, OfEpoch, PeerLost,
+    Prepare, Prepared, Refused, Text, WireElement,
 };
 
 use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
 use super::epoch;
+use super::place::{Goal, NoPlacement, Placement, Surveyed};
+use super::placing::Placing;
 use super::remains::Remains;
 use super::room::Sizes;
 use super::roster::RosterWatch;
 use super::series;
 use super::session::Session;
 use super::shelf::Shelf;
-use super::split::{self, Split};
+use super::split::Split;
 use super::stages::{Stage, Stages};
-use super::view::Pace;
+use super::survey::ProfileSource;
 pub(crate) use super::view::View;
+use super::view::{Around, Pace};
 use super::wire::MessageConnection;
 use crate::blocks::Manifest;
 use crate::discovery::{self, Announcement, DiscoveryError, Scope};
-use crate::driver::{self, AnswerError, Driver, EngineFacts, Leaving, Standby};
+use crate::driver::{self, Driver, EngineFacts, Leaving, Standby};
 use crate::identity::{self, Identity, StateFolder};
 use crate::stage::{self, Arrival, EdgePlace, Links};
 use crate::terminal;
 use crate::transport::{Endpoint, Listener};
 
 /// How long to wait for more changes before layers are dealt out anew.
-const SETTLE: Duration = Duration::from_millis(300);
+pub(super) const SETTLE: Duration = Duration::from_millis(300);
 
 /// How long a node that failed is left out before it is tried again; twice as long after each
 /// further failure, so that one that cannot be used does not hold up the others for ever.
@@ -61,6 +63,10 @@ pub(crate) struct HeadPlan {
     pub(crate) engine: EngineOptions,
     pub(crate) budget_bytes: u64,
     pub(crate) split: Split,
+    /// What plans are to be good at.
+    pub(crate) goal: Goal,
+    /// What this device can do.
+    pub(crate) profile: ProfileSource,
     pub(crate) rounds: u32,
     pub(crate) wire_element: WireElement,
     /// Nodes to wait for before layers are dealt out the first time.
@@ -78,6 +84,10 @@ pub(super) enum Event {
     Loaded(Epoch, Result<EngineFacts, LoadError>),
     Left(Leaving),
     EdgeBroken(Epoch, MemberIndex, String),
+    /// This device was measured, or cannot be.
+    OwnSurvey(Result<Surveyed, String>),
+    /// The planner has answered.
+    Planned(Box<Result<Placement, NoPlacement>>),
     Stop,
 }
 
@@ -228,6 +238,10 @@ pub(super) struct Control {
     pub(super) progress: BTreeMap<NodeId, (u64, u64)>,
     pub(super) activity: BTreeMap<NodeId, Pace>,
     pub(super) problem: Option<String>,
+    /// What plans are made of.
+    pub(super) placing: Placing,
+    /// What a token takes around the ring.
+    pub(super) around: Around,
 }
 
 impl Control {
@@ -271,10 +285,13 @@ impl Control {
             progress: BTreeMap::new(),
             activity: BTreeMap::new(),
             problem: None,
+            placing: Placing::default(),
+            around: Around::default(),
         }
     }
 
     fn run(mut self, inbox: &Receiver<Event>) {
+        self.begin_placing(Duration::ZERO);
         loop {
             let now = self.began.elapsed();
             self.coordinator.poll(now);
@@ -331,6 +348,8 @@ impl Control {
                 let lost = PeerLost { epoch, member, cause: Text::cut(&cause) };
                 self.tell_coordinator(ControlMessage::PeerLost(lost), now);
             }
+            Event::OwnSurvey(surveyed) => self.own_surveyed(surveyed, now),
+            Event::Planned(placement) => self.planned(*placement, now),
             Event::Stop => {}
         }
     }
@@ -359,103 +378,8 @@ impl Control {
         self.sessions.insert(node, session);
         self.shunned.remove(&node);
         self.failures.remove(&node);
+        self.survey(node, now);
         self.replan_at = Some(now + SETTLE);
-    }
-
-    /// Deals the layers out to the nodes that are there, if those are others than before.
-    fn deal(&mut self, now: Duration) {
-        let there: BTreeSet<NodeId> = self
-            .coordinator
-            .members()
-            .keys()
-            .copied()
-            .filter(|node| !self.shunned.contains_key(node) && !self.roster.is_drained(node))
-            .collect();
-        self.complete_once |= there.len() > self.plan.nodes_awaited;
-        if !self.complete_once {
-            let missing = self.plan.nodes_awaited + 1 - there.len();
-            self.problem = Some(format!("waiting for {missing} more nodes"));
-            return;
-        }
-        if self.dealt_to.as_ref() == Some(&there) {
-            return;
-        }
-        match self.deployment(&there) {
-            Ok(deployment) => match self.coordinator.deploy(deployment, now) {
-                Ok(epoch) => {
-                    epoch::keep(&self.plan.folder, epoch);
-                    self.problem = None;
-                    self.progress.clear();
-                    self.dealt_to = Some(there);
-                }
-                Err(refused) => self.give_up(refused.to_string()),
-            },
-            Err(error) => self.give_up(format!("{error:#}")),
-        }
-    }
-
-    /// Nothing can be deployed with these nodes. What is in force serves on.
-    fn give_up(&mut self, reason: String) {
-        terminal::note(&format!("no plan: {reason}\n"));
-        self.problem = Some(reason);
-        self.dealt_to = None;
-        self.refuse_waiting();
-    }
-
-    /// Without a plan nobody will answer what waits. A request may have come in while the last
-    /// plan broke, so that this is done again and again.
-    pub(super) fn refuse_waiting(&self) {
-        if let Some(reason) =
-            self.problem.as_deref().filter(|_| !self.seated && self.serving.is_none())
-        {
-            self.driver.refuse_waiting(&AnswerError::NoPlan { reason: reason.into() });
-        }
-    }
-
-    fn deployment(&self, there: &BTreeSet<NodeId>) -> anyhow::Result<Deployment> {
-        let members = self.coordinator.members();
-        let mut nodes: Vec<NodeId> =
-            there.iter().copied().filter(|node| *node != self.own).collect();
-        nodes.sort_by_key(|node| (members[node].name.clone(), *node));
-        nodes.insert(0, self.own);
-        let rooms: Vec<split::Room> = nodes
-            .iter()
-            .map(|node| split::Room {
-                budget_bytes: members[node].memory_budget_bytes,
-                fixed_bytes: self.plan.sizes.fixed_bytes(*node == self.own),
-            })
-            .collect();
-        let counts = split::counts(&self.plan.split, &self.plan.sizes.layer_bytes, &rooms)?;
-        let (route, order) = split::route(&counts, self.plan.rounds)?;
-        let engine = &self.plan.engine;
-        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let groups = count(route.stages()).max(1);
-        let spec = AssignmentSpec {
-            cluster: ClusterId(self.plan.endpoint.identity().cluster().prefix()),
-            epoch: Epoch(0),
-            slots: count(engine.slots),
-            context_tokens: count(engine.context_tokens),
-            batch_rows_max: count(engine.batch_rows_max),
-            groups,
-            width: count(self.plan.model.directory().hyper.embedding_length),
-            wire_element: self.plan.wire_element,
-            kv_type: stage::kv_type(engine.cache),
-            route,
-        };
-        let member = |index: usize| DeploymentMember { node: nodes[index], residency: Vec::new() };
-        let manifest = &self.plan.manifest;
-        Ok(Deployment {
-            members: order.into_iter().map(member).collect(),
-            assignment: spec,
-            model: ModelManifestRef {
-                name: Name::cut(&self.plan.model_name),
-                digest: ModelDigest(*manifest.digest().as_bytes()),
-                file_bytes: manifest.bytes(),
-                block_bytes: manifest.block_bytes(),
-            },
-            // It has all of the model; others may have a part, or none yet.
-            sources: vec![self.own],
-        })
     }
 
     fn carry_out(&mut self) {
@@ -478,7 +402,7 @@ impl Control {
                     }
                 }
                 CoordinatorOutput::Deployed { assignment, members } => {
-                    self.deployed(&assignment, members);
+                    self.deployed(&assignment, members, now);
                 }
                 CoordinatorOutput::DeployFailed { node, cause, .. } => {
                     self.deploy_failed(node, &cause.to_string(), now);
@@ -492,6 +416,15 @@ impl Control {
                 }
                 CoordinatorOutput::Lost { node, why, ended } => {
                     self.lost(node, &why, ended, now);
+                }
+                CoordinatorOutput::Surveyed { node, profile, .. } => {
+                    self.surveyed(node, &profile, now);
+                }
+                CoordinatorOutput::SurveyFailed { node, cause } => {
+                    self.survey_failed(node, cause.as_str(), now);
+                }
+                CoordinatorOutput::LinkMeasured { node, to, quality } => {
+                    self.link_measured(node, to, quality, now);
                 }
                 CoordinatorOutput::StepFailed { node, micro_batch, cause } => {
                     let Some(serving) = &self.serving else { continue };
@@ -514,7 +447,7 @@ impl Control {
         }
     }
 
-    fn send(&mut self, to: NodeId, message: ControlMessage) {
+    pub(super) fn send(&mut self, to: NodeId, message: ControlMessage) {
         if let Some(session) = self.sessions.get(&to) {
             session.send(message);
         }
@@ -593,6 +526,7 @@ impl Control {
                 layers: LayerSet::new(layers),
                 embedding: true,
                 head: true,
+                slots: assignment.spec().slots as usize,
                 ..self.plan.engine.clone()
             };
             let deployment = driver::Deployment {
@@ -630,7 +564,7 @@ impl Control {
         self.coordinator.commit(now);
     }
 
-    fn deployed(&mut self, assignment: &Arc<Assignment>, members: Vec<NodeId>) {
+    fn deployed(&mut self, assignment: &Arc<Assignment>, members: Vec<NodeId>, now: Duration) {
         let route = assignment.route();
         let layers_of = |index: usize| -> Vec<(u32, u32)> {
             let member = MemberIndex(u16::try_from(index).unwrap_or(u16::MAX));
@@ -643,10 +577,11 @@ impl Control {
             .map(|(node, layers)| format!("{} {}", self.name_of(*node), super::layer_words(layers)))
             .collect();
         terminal::note(&format!("plan {}: {}\n", assignment.epoch().0, words.join(", ")));
+        terminal::note(&self.placed_words(now));
         let spec = assignment.spec();
         self.serving = Some(Duties {
             epoch: assignment.epoch(),
-            rounds: self.plan.rounds,
+            rounds: self.placing.placed.as_ref().map_or(self.plan.rounds, |it| it.rounds),
             groups: spec.groups,
             members: duties,
         });
@@ -680,6 +615,7 @@ impl Control {
 
     fn deploy_failed(&mut self, node: Option<NodeId>, cause: &str, now: Duration) {
         let Some(node) = node else { return };
+        self.placing.placed = None;
         terminal::note(&format!("{} cannot take its part: {cause}\n", self.name_of(node)));
         self.dealt_to = None;
         self.commit_when_free = false;
@@ -709,13 +645,16 @@ impl Control {
         if let Some(epoch) = ended {
             self.end_serving(epoch, &name);
         }
+        self.placing.forget(node);
         self.dealt_to.take_if(|dealt| dealt.contains(&node));
         self.replan_at = Some(now + SETTLE);
     }
 
     /// The deployment in force is over: its requests end.
     fn end_serving(&mut self, epoch: Epoch, name: &str) {
-        self.serving.take_if(|serving| serving.epoch == epoch);
+        if self.serving.take_if(|serving| serving.epoch == epoch).is_some() {
+            self.placing.placed = None;
+        }
         self.driver.inbox().deliver(Arrival::Lost { epoch, node: name.into() });
     }
 

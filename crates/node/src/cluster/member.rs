@@ -15,22 +15,21 @@ use motley_engine::{EngineMemory, EngineOptions, LayerSet, LayoutChoice, Model, 
 use motley_ggml::ThreadPoolOptions;
 use motley_ring::limits::{HELLO_TIMEOUT, LOST_AFTER};
 use motley_ring::{
-    Addresses, ClusterId, ControlMessage, Epoch, Follower, FollowerOutput, Hello, MemberIndex,
-    MicroBatchId, NodeId, Peer, Prepare, Progress, Refused,
+    Addresses, ClusterId, ControlMessage, Epoch, Follower, FollowerOutput, Hello, MeasureLinks,
+    MemberIndex, MicroBatchId, ModelManifestRef, NodeId, Peer, Prepare, Progress, Refused, Survey,
 };
 
-use super::dial::{EdgeUnreachable, dial, open_edges};
+use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
 use super::epoch;
+use super::fetcher::Fetcher;
 use super::remains::Remains;
 use super::room::{self, Sizes};
-use super::shelf::{Holding, RemoteShelf, Shelf};
+use super::shelf::Shelf;
 use super::stages::{Stage, Stages};
+use super::survey::{self, ProfileSource};
 use super::wire::{MessageConnection, MessageSender, WireError};
-use crate::blocks::{
-    BlockSource, DISK_RESERVE_BYTES_DEFAULT, Disk, Manifest, PartialModel, WantedParts, blocks_for,
-    fetch, find_local, metadata_blocks, model_roots,
-};
+use crate::blocks::WantedParts;
 use crate::discovery;
 use crate::failure::{Failure, Kind};
 use crate::identity::{self, StateFolder, TokenAddress};
@@ -40,9 +39,6 @@ use crate::transport::{ConnectError, Connection, Endpoint, Listener, connect};
 
 /// How long opening the connection to the head may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Between two reports of progress.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How a device serves others.
 pub(crate) struct MemberOptions {
@@ -60,6 +56,7 @@ pub(crate) struct MemberOptions {
     pub(crate) threads: ThreadPoolOptions,
     pub(crate) layout: LayoutChoice,
     pub(crate) residency: Residency,
+    pub(crate) profile: ProfileSource,
     /// Nodes that the head has named; they may connect although they joined later than this one.
     pub(crate) named: Arc<RwLock<std::collections::BTreeSet<identity::NodeId>>>,
 }
@@ -81,6 +78,8 @@ pub(crate) struct Member {
     shelf: Arc<Shelf>,
     stages: Arc<Stages>,
     listener: OnceLock<Listener>,
+    /// Held by whoever measures, so that one measurement does not disturb another.
+    measuring: Arc<Mutex<()>>,
     stop: Arc<std::sync::atomic::AtomicBool>,
 }
 
@@ -89,6 +88,8 @@ enum Event {
     Message(ControlMessage),
     Closed(String),
     Progress(Progress),
+    /// Something for the head that was measured.
+    Measured(ControlMessage),
     /// The model's part is here and can be loaded.
     Fetched(Epoch, Result<PathBuf, String>),
     Loaded(Epoch, Result<EngineMemory, String>),
@@ -102,7 +103,8 @@ impl Member {
     /// A device that stops when `stop` is set.
     pub(crate) fn new(options: MemberOptions, stop: Arc<std::sync::atomic::AtomicBool>) -> Self {
         let (shelf, stages) = (Arc::default(), Arc::default());
-        Self { options, shelf, stages, listener: OnceLock::new(), stop }
+        let (listener, measuring) = (OnceLock::new(), Arc::default());
+        Self { options, shelf, stages, listener, measuring, stop }
     }
 
     /// Serves one head until that is over.
@@ -305,6 +307,7 @@ impl Session<'_> {
                 self.follower.closed();
             }
             Event::Progress(progress) => self.follower.progress(progress),
+            Event::Measured(message) => self.follower.measured(message),
             Event::Fetched(epoch, fetched) => match fetched {
                 Ok(path) => self.load(epoch, path),
                 Err(cause) => self.fail(epoch, &cause),
@@ -349,6 +352,8 @@ impl Session<'_> {
                     }
                 }
                 FollowerOutput::Prepare(prepare) => self.prepare(*prepare),
+                FollowerOutput::Survey(survey) => self.survey(*survey),
+                FollowerOutput::MeasureLinks(links) => self.measure_links(&links),
                 FollowerOutput::Serve(epoch) => {
                     if let Some(held) = self.deployments.get(&epoch) {
                         let layers = super::layer_words(&windows(&held.prepare));
@@ -379,25 +384,25 @@ impl Session<'_> {
         let epoch = prepare.epoch();
         // An epoch is accepted once; after a restart an old head cannot bring an old one back.
         epoch::keep(&self.member.options.folder, epoch);
-        self.name_peers(&prepare);
+        self.name_nodes(prepare.members.iter().map(|peer| peer.node));
         let prepare = Arc::new(self.with_head_address(prepare));
         let inbox = Arc::new(OnceLock::new());
         self.take_frames(&prepare, &inbox);
-        let (events, fetching) = (self.events.clone(), self.events.clone());
-        let fetcher = Fetcher {
-            endpoint: Arc::clone(&self.member.options.endpoint),
-            shelf: Arc::clone(&self.member.shelf),
-            models: self.member.options.models.clone(),
-            store: self.member.options.store.clone(),
-            budget_bytes: self.member.options.memory_budget_bytes,
-            prepare: Arc::clone(&prepare),
-            events,
-        };
-        let before = self.remains.take();
+        let events = self.events.clone();
+        let fetcher = self.fetcher(prepare.model.clone(), prepare.sources.to_vec());
+        let budget_bytes = self.member.options.memory_budget_bytes;
+        let (before, part) = (self.remains.take(), Arc::clone(&prepare));
         let started = thread::Builder::new().name("fetch".to_owned()).spawn(move || {
             before.wait();
-            let fetched = fetcher.run().map_err(|error| format!("{error:#}"));
-            let _ = fetching.send(Event::Fetched(epoch, fetched));
+            let report = |progress: crate::blocks::Progress| {
+                let (done_bytes, total_bytes) = (progress.done_bytes, progress.total_bytes);
+                let progress = Progress { epoch, done_bytes, total_bytes };
+                let _ = events.send(Event::Progress(progress));
+            };
+            let admit = |directory: &_| admit(directory, &part, budget_bytes);
+            let fetched = fetcher.parts(&wanted_parts(&part), admit, &report);
+            let fetched = fetched.map_err(|error| format!("{error:#}"));
+            let _ = events.send(Event::Fetched(epoch, fetched));
         });
         self.deployments.insert(epoch, Held { prepare, stage: None, inbox, memory_bytes: 0 });
         if let Err(error) = started {
@@ -406,33 +411,83 @@ impl Session<'_> {
     }
 
     /// Nodes that the head names are members, whether they joined before or after this one.
-    fn name_peers(&self, prepare: &Prepare) {
+    fn name_nodes(&self, nodes: impl Iterator<Item = NodeId>) {
         let named = &self.member.options.named;
         let mut named = named.write().unwrap_or_else(PoisonError::into_inner);
-        named.extend(prepare.members.iter().map(|it| identity::NodeId::from_bytes(it.node.0)));
+        named.extend(nodes.map(|node| identity::NodeId::from_bytes(node.0)));
+    }
+
+    fn with_head_address(&self, mut prepare: Prepare) -> Prepare {
+        let known = |peers: &[Peer]| motley_ring::List::new(self.reachable(peers));
+        prepare.members = known(&prepare.members).unwrap_or_default();
+        prepare.sources = known(&prepare.sources).unwrap_or_default();
+        prepare
     }
 
     /// The head may have told an address that only others reach; the one that this session uses
     /// comes first.
-    fn with_head_address(&self, mut prepare: Prepare) -> Prepare {
-        let known = |peers: &[Peer]| -> Vec<Peer> {
-            let peers = peers.iter().cloned();
-            peers
-                .map(|mut peer| {
-                    if peer.node == self.head.node {
-                        let own = self.head.addresses.iter().cloned();
-                        let list: Vec<_> = own.chain(peer.addresses.iter().cloned()).collect();
-                        let most = motley_ring::limits::ADDRESSES_MAX;
-                        let list = list.into_iter().take(most).collect();
-                        peer.addresses = Addresses::new(list).unwrap_or_default();
-                    }
-                    peer
-                })
-                .collect()
+    fn reachable(&self, peers: &[Peer]) -> Vec<Peer> {
+        let with_own = |peer: &Peer| {
+            let mut peer = peer.clone();
+            if peer.node == self.head.node {
+                let own = self.head.addresses.iter().cloned();
+                let list = own.chain(peer.addresses.iter().cloned());
+                let list = list.take(motley_ring::limits::ADDRESSES_MAX).collect();
+                peer.addresses = Addresses::new(list).unwrap_or_default();
+            }
+            peer
         };
-        prepare.members = motley_ring::List::new(known(&prepare.members)).unwrap_or_default();
-        prepare.sources = motley_ring::List::new(known(&prepare.sources)).unwrap_or_default();
-        prepare
+        peers.iter().map(with_own).collect()
+    }
+
+    fn fetcher(&self, model: ModelManifestRef, sources: Vec<Peer>) -> Fetcher {
+        let options = &self.member.options;
+        Fetcher {
+            endpoint: Arc::clone(&options.endpoint),
+            shelf: Arc::clone(&self.member.shelf),
+            models: options.models.clone(),
+            store: options.store.clone(),
+            model,
+            sources,
+        }
+    }
+
+    /// Measures this device with a model, and tells the head.
+    fn survey(&self, survey: Survey) {
+        self.name_nodes(survey.others.iter().copied());
+        let fetcher = self.fetcher(survey.model.clone(), self.reachable(&survey.sources));
+        let source = self.member.options.profile.clone();
+        let threads = self.member.options.threads.threads;
+        self.measure(move |events| {
+            let message = survey::answer(&source, &survey, &fetcher, threads);
+            let _ = events.send(Event::Measured(message));
+        });
+    }
+
+    /// Measures the ways to other nodes, and tells the head of each.
+    fn measure_links(&self, links: &MeasureLinks) {
+        let peers = self.reachable(&links.peers);
+        self.name_nodes(peers.iter().map(|peer| peer.node));
+        let endpoint = Arc::clone(&self.member.options.endpoint);
+        self.measure(move |events| {
+            for peer in peers {
+                let message = survey::link_to(&endpoint, &peer);
+                let _ = events.send(Event::Measured(message));
+            }
+        });
+    }
+
+    /// Measures on a thread of its own, when nothing else is being measured.
+    fn measure(&self, work: impl FnOnce(&Sender<Event>) + Send + 'static) {
+        let (events, measuring) = (self.events.clone(), Arc::clone(&self.member.measuring));
+        let started = thread::Builder::new().name("measure".to_owned()).spawn(move || {
+            let _alone = measuring.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&events);
+        });
+        if let Err(error) = started {
+            // The head waits for a while, and then leaves this device out.
+            terminal::note(&format!("cannot measure: {error}\n"));
+        }
     }
 
     /// Lets the connections of others find the deployment.
@@ -540,148 +595,31 @@ fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOp
     })
 }
 
-/// Brings a member's part of a model here.
-struct Fetcher {
-    endpoint: Arc<Endpoint>,
-    shelf: Arc<Shelf>,
-    models: Option<PathBuf>,
-    store: PathBuf,
-    budget_bytes: u64,
-    prepare: Arc<Prepare>,
-    events: Sender<Event>,
+fn wanted_parts(prepare: &Prepare) -> WantedParts {
+    let layers = windows(prepare).into_iter();
+    let layers = layers.map(|(first, end)| first as usize..end as usize).collect();
+    WantedParts { layers, embedding: false, head: false }
 }
 
-impl Fetcher {
-    /// Where the model lies, with at least the blocks of this member's layers.
-    fn run(&self) -> anyhow::Result<PathBuf> {
-        let model = self.prepare.model.digest;
-        let holding = match self.shelf.get(&model) {
-            Some(holding) => holding,
-            None => self.find()?,
-        };
-        let mut holding = holding.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Holding::Local(local) = &mut *holding {
-            let directory = local.directory()?;
-            self.admit(&directory)?;
-            let wanted = blocks_for(&Arc::clone(local.manifest()), &directory, &self.parts());
-            if local.verify(&wanted, |_| {})?.is_empty() {
-                return Ok(local.path().to_owned());
-            }
-            terminal::note(&format!(
-                "{} is damaged; its layers are fetched\n",
-                local.path().display()
-            ));
-            let manifest = Arc::clone(local.manifest());
-            *holding = self.begin_partial(&manifest)?;
-        }
-        let Holding::Partial(partial) = &mut *holding else { unreachable!("replaced above") };
-        self.fill(partial, &metadata_blocks(&Arc::clone(partial.manifest())), false)?;
-        let directory = partial.directory()?;
-        self.admit(&directory)?;
-        let wanted = blocks_for(&Arc::clone(partial.manifest()), &directory, &self.parts());
-        self.fill(partial, &wanted, true)?;
-        Ok(partial.path().to_owned())
-    }
-
-    fn begin_partial(&self, manifest: &Arc<Manifest>) -> anyhow::Result<Holding> {
-        let disk = Disk::with_reserve(DISK_RESERVE_BYTES_DEFAULT);
-        Ok(Holding::Partial(PartialModel::open(&self.store, Arc::clone(manifest), disk)?))
-    }
-
-    fn parts(&self) -> WantedParts {
-        let layers = windows(&self.prepare).into_iter();
-        let layers = layers.map(|(first, end)| first as usize..end as usize).collect();
-        WantedParts { layers, embedding: false, head: false }
-    }
-
-    /// Refuses what does not fit before anything is fetched or loaded.
-    fn admit(&self, directory: &motley_model::ModelDirectory) -> anyhow::Result<()> {
-        let spec = self.prepare.assignment.spec();
-        let options = EngineOptions {
-            layers: LayerSet::none(),
-            embedding: false,
-            head: false,
-            slots: spec.slots as usize,
-            context_tokens: spec.context_tokens as usize,
-            batch_rows_max: spec.batch_rows_max as usize,
-            cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
-            threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
-            layout: LayoutChoice::Plain,
-            placement: Residency::default().into(),
-        };
-        let sizes = Sizes::new(directory, &options)?;
-        room::admit(&sizes, &windows(&self.prepare), self.budget_bytes)
-    }
-
-    /// Finds a copy on this device, or begins one of blocks.
-    fn find(&self) -> anyhow::Result<Arc<Mutex<Holding>>> {
-        let manifest = self.manifest()?;
-        if let Some(local) = find_local(&manifest, &model_roots(self.models.as_deref())) {
-            return Ok(self.shelf.put(Holding::Local(local)));
-        }
-        Ok(self.shelf.put(self.begin_partial(&manifest)?))
-    }
-
-    /// The model's manifest, from the first source that has it.
-    fn manifest(&self) -> anyhow::Result<Arc<Manifest>> {
-        let mut last = anyhow::anyhow!("no device that has the model was named");
-        for mut source in self.sources() {
-            let name = source.name();
-            let found = source.manifest().map_err(anyhow::Error::from).and_then(|encoded| {
-                let manifest = Manifest::decode(&encoded.context("it does not have the model")?)?;
-                let digest = *manifest.digest().as_bytes();
-                anyhow::ensure!(digest == self.prepare.model.digest.0, "it sent another manifest");
-                Ok(manifest)
-            });
-            match found {
-                Ok(manifest) => return Ok(Arc::new(manifest)),
-                Err(error) => last = error.context(name),
-            }
-        }
-        Err(last.context("cannot get the model's manifest"))
-    }
-
-    /// Connections to the devices that have the model.
-    fn sources(&self) -> Vec<RemoteShelf> {
-        let cluster = ClusterId(self.endpoint.identity().cluster().prefix());
-        let own = NodeId(*self.endpoint.identity().node().as_bytes());
-        let peers = self.prepare.sources.iter().filter(|peer| peer.node != own);
-        peers
-            .filter_map(|peer| {
-                let connection = dial(&self.endpoint, peer).ok()?;
-                let connection = MessageConnection::new(connection, cluster);
-                let name = peer.addresses.first().map(ToString::to_string).unwrap_or_default();
-                Some(RemoteShelf::new(name, self.prepare.model.digest, connection))
-            })
-            .collect()
-    }
-
-    /// Fetches what is missing of `blocks`; `counted` tells the head how far that is.
-    fn fill(
-        &self,
-        partial: &mut PartialModel,
-        blocks: &std::collections::BTreeSet<usize>,
-        counted: bool,
-    ) -> anyhow::Result<()> {
-        if blocks.iter().all(|block| partial.has(*block)) {
-            return Ok(());
-        }
-        let sources: Vec<Box<dyn BlockSource>> =
-            self.sources().into_iter().map(|it| Box::new(it) as Box<dyn BlockSource>).collect();
-        let epoch = self.prepare.epoch();
-        let mut told = Instant::now();
-        let report = fetch(partial, blocks, sources, |progress: crate::blocks::Progress| {
-            let last = progress.done_bytes == progress.total_bytes;
-            if counted && (last || told.elapsed() >= PROGRESS_INTERVAL) {
-                told = Instant::now();
-                let (done_bytes, total_bytes) = (progress.done_bytes, progress.total_bytes);
-                let _ =
-                    self.events.send(Event::Progress(Progress { epoch, done_bytes, total_bytes }));
-            }
-        })?;
-        if counted {
-            terminal::note(&format!("fetched {} of the model\n", terminal::bytes(report.bytes)));
-        }
-        Ok(())
-    }
+/// Refuses what does not fit before anything is fetched or loaded.
+fn admit(
+    directory: &motley_model::ModelDirectory,
+    prepare: &Prepare,
+    budget_bytes: u64,
+) -> anyhow::Result<()> {
+    let spec = prepare.assignment.spec();
+    let options = EngineOptions {
+        layers: LayerSet::none(),
+        embedding: false,
+        head: false,
+        slots: spec.slots as usize,
+        context_tokens: spec.context_tokens as usize,
+        batch_rows_max: spec.batch_rows_max as usize,
+        cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
+        threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+        layout: LayoutChoice::Plain,
+        placement: Residency::default().into(),
+    };
+    let sizes = Sizes::new(directory, &options)?;
+    room::admit(&sizes, &windows(prepare), budget_bytes)
 }

@@ -2,13 +2,20 @@
 //!
 //! The decisions are `motley_ring`'s; here are the connections and threads that carry them out.
 //! `head` is the control thread of the device that serves, `member` that of a device that has
-//! joined, `door` who knocks, `dial` whom we call, `shelf` model files given to others.
+//! joined, `door` who knocks, `dial` whom we call, `shelf` model files given to others, `fetcher`
+//! what is taken from others. `survey` and `probing` measure devices and ways, `placing` collects
+//! that at the head, and `place` decides where layers go.
 
+mod deal;
 mod dial;
 mod door;
 mod epoch;
+mod fetcher;
 mod head;
 mod member;
+mod place;
+mod placing;
+mod probing;
 mod remains;
 mod room;
 mod roster;
@@ -17,6 +24,7 @@ mod session;
 mod shelf;
 mod split;
 mod stages;
+mod survey;
 mod view;
 mod wire;
 
@@ -27,9 +35,11 @@ use motley_ring::{Address, Addresses, Epoch, Hello, Name, NodeId, ProfileJson};
 
 pub(crate) use head::{ClusterHead, HeadPlan};
 pub(crate) use member::{Member, MemberOptions, SessionEnd};
+pub(crate) use place::Goal;
 pub(crate) use room::Sizes;
 pub(crate) use shelf::{Holding, Shelf};
 pub(crate) use split::Split;
+pub(crate) use survey::ProfileSource;
 
 use crate::identity::Identity;
 

@@ -37,6 +37,17 @@ impl Sizes {
         })
     }
 
+    /// Sizes of a model that is not there.
+    #[cfg(test)]
+    pub(crate) fn made(layer_bytes: &[u64], ends_bytes: u64, work_bytes: u64) -> Self {
+        Self { layer_bytes: layer_bytes.to_vec(), ends_bytes, work_bytes }
+    }
+
+    /// Intermediate values and the program itself.
+    pub(crate) fn work_bytes(&self) -> u64 {
+        self.work_bytes
+    }
+
     /// What a device needs beside its layers.
     pub(crate) fn fixed_bytes(&self, head: bool) -> u64 {
         self.work_bytes + if head { self.ends_bytes } else { 0 }

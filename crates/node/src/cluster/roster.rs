@@ -51,6 +51,7 @@ impl Control {
         }
         self.roster.read = now;
         self.refuse_waiting();
+        self.look_at_placing(now);
         for (node, session) in &self.sessions {
             let id = identity::NodeId::from_bytes(node.0);
             if self.plan.endpoint.standing(&id) != Standing::Member {

@@ -1,4 +1,4 @@
-//! How layers are dealt out as long as nothing is measured: by memory, evenly, or as the user says.
+//! How layers are dealt out without a plan: by memory, evenly, or as the user says.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,8 +9,10 @@ use motley_ring::{MemberIndex, Route, RouteError};
 /// How layers are dealt out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Split {
-    /// In proportion to the memory that each device has left for layers.
+    /// By a plan, from what devices and the ways between them have measured.
     #[default]
+    Auto,
+    /// In proportion to the memory that each device has left for layers.
     Memory,
     /// The same number for each device.
     Even,
@@ -20,7 +22,9 @@ pub(crate) enum Split {
 
 /// The text is no way to deal out layers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no split: write memory, even, or a number of layers per device such as 10,12,8")]
+#[error(
+    "'{0}' is no split: write auto, memory, even, or a number of layers per device such as 10,12,8"
+)]
 pub(crate) struct SplitTextError(String);
 
 impl FromStr for Split {
@@ -28,6 +32,7 @@ impl FromStr for Split {
 
     fn from_str(text: &str) -> Result<Self, SplitTextError> {
         match text {
+            "auto" => return Ok(Self::Auto),
             "memory" => return Ok(Self::Memory),
             "even" => return Ok(Self::Even),
             _ => {}
@@ -41,6 +46,7 @@ impl FromStr for Split {
 impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Auto => f.write_str("auto"),
             Self::Memory => f.write_str("memory"),
             Self::Even => f.write_str("even"),
             Self::Counts(counts) => {
@@ -94,7 +100,7 @@ pub(crate) enum SplitError {
     Route(#[from] RouteError),
 }
 
-/// Number of layers of each device, the head first.
+/// Number of layers of each device, the head first; by memory where nothing can be planned.
 ///
 /// # Errors
 /// When the layers do not fit.
@@ -122,7 +128,7 @@ pub(crate) fn counts(
     }
     let weights: Vec<u64> = match split {
         Split::Even => vec![1; rooms.len()],
-        Split::Memory | Split::Counts(_) => rooms.iter().map(Room::bytes).collect(),
+        Split::Auto | Split::Memory | Split::Counts(_) => rooms.iter().map(Room::bytes).collect(),
     };
     Ok(deal(layers as u64, &weights, &capacity))
 }

@@ -3,11 +3,13 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use motley_gateway::{ClusterState, Health, NodeState};
+use motley_gateway::{ClusterState, Health, LinkState, NodeState, PlanState};
 use motley_ring::{Activity, NodeId};
 
 use super::head::Control;
+use super::place::Way;
 use super::room;
+use super::split::Split;
 use crate::driver::Driver;
 use crate::identity;
 
@@ -24,7 +26,12 @@ pub(super) struct Pace {
     seen: Activity,
     busy_ratio: Option<f64>,
     step: Option<Duration>,
+    /// Mean time of a step for one token.
+    token_step: Option<Duration>,
 }
+
+/// Steps of single tokens between two looks from which their mean says something.
+const TOKEN_STEPS_MIN: u64 = 16;
 
 impl Control {
     /// Publishes what there is to see.
@@ -56,8 +63,53 @@ impl Control {
             groups: serving.groups,
             rounds: serving.rounds,
             nodes,
+            plan: self.plan_state(),
+            links: self.link_states(),
         };
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = View { cluster, health };
+    }
+
+    /// What the plan in force promises and keeps.
+    fn plan_state(&mut self) -> Option<PlanState> {
+        let placed = self.placing.placed.as_ref().filter(|_| self.serving.is_some())?;
+        let tokens = self.driver.state().tokens;
+        let epoch = self.serving.as_ref().map_or(0, |serving| serving.epoch.0);
+        Some(PlanState {
+            token_predicted: Duration::from_secs_f64(placed.token_s),
+            token_measured: self.around.look(epoch, (tokens.rounds, tokens.around)),
+            reasons: placed.reasons.clone(),
+        })
+    }
+
+    /// Ways between the devices that are there.
+    fn link_states(&self) -> Vec<LinkState> {
+        let nodes: Vec<NodeId> = self.coordinator.members().keys().copied().collect();
+        let mut links = Vec::new();
+        for from in &nodes {
+            for to in nodes.iter().filter(|to| *to != from) {
+                let (link, assumed) = match self.placing.way(*from, *to, self.own) {
+                    Way::Measured(link) => (link, false),
+                    Way::Assumed(link) => (link, true),
+                    Way::None => continue,
+                };
+                links.push(LinkState {
+                    from: self.name_of(*from),
+                    to: self.name_of(*to),
+                    round_trip: Duration::from_secs_f64(link.rtt_s.value()),
+                    bytes_per_s: link.bytes_per_s.value() as u64,
+                    assumed,
+                });
+            }
+        }
+        links
+    }
+
+    /// How often a token stops at a node, to compute there.
+    fn stops_of(&self, node: NodeId) -> u32 {
+        let Some((assignment, members)) = self.coordinator.serving() else { return 0 };
+        let stops = assignment.route().stops().iter();
+        let own = stops.filter(|stop| members.get(stop.member.index()) == Some(&node));
+        own.filter(|stop| !stop.forwards()).count() as u32
     }
 
     fn loading_progress(&self) -> f32 {
@@ -93,9 +145,18 @@ impl Control {
         };
         let seen =
             if own { own_activity(&self.driver, self.began.elapsed()) } else { member.activity };
+        let (stops, now) = (self.stops_of(node), self.began.elapsed());
         let pace = self.activity.entry(node).or_default();
-        pace.look(seen);
+        let fresh = pace.look(seen);
+        let (busy_ratio, step) = (pace.busy_ratio, pace.step);
+        let token_measured = pace.token_step.map(|step| step * stops).filter(|_| stops > 0);
+        if let Some(measured) = token_measured.filter(|_| fresh) {
+            self.placing.learn_time(node, measured.as_secs_f64());
+        }
+        let predicted = self.placing.predicted(node).filter(|_| self.serving.is_some());
+        let member = &self.coordinator.members()[&node];
         let used = room::layer_bytes(&self.plan.sizes, &layers);
+        let left_out = layers.is_empty() && !own && self.plan.split == Split::Auto;
         NodeState {
             name: member.name.to_string(),
             id,
@@ -107,15 +168,44 @@ impl Control {
                 + if layers.is_empty() && !own { 0 } else { self.plan.sizes.fixed_bytes(own) },
             layers,
             round_trip: member.round_trip.filter(|_| !own),
-            busy_ratio: pace.busy_ratio,
-            step: pace.step,
+            busy_ratio,
+            step,
+            token_predicted: predicted.map(|(compute_s, _, _)| Duration::from_secs_f64(compute_s)),
+            token_measured,
+            hop_predicted: predicted.map(|(_, hop_s, _)| Duration::from_secs_f64(hop_s)),
+            correction: self.placing.correction(node),
+            why: left_out.then(|| self.placing.why_left_out(node, self.own, now)).flatten(),
         }
     }
 }
 
+/// Mean time of a token around the ring, from one look to the next.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Around {
+    epoch: u64,
+    seen: (u64, Duration),
+    mean: Option<Duration>,
+}
+
+impl Around {
+    /// Compares with the last look, if enough tokens have gone around since.
+    fn look(&mut self, epoch: u64, (rounds, around): (u64, Duration)) -> Option<Duration> {
+        if epoch != self.epoch || rounds < self.seen.0 {
+            *self = Self { epoch, seen: (rounds, around), mean: None };
+        }
+        let count = rounds - self.seen.0;
+        if count >= TOKEN_STEPS_MIN {
+            let mean = (around.saturating_sub(self.seen.1)).as_secs_f64() / count as f64;
+            (self.mean, self.seen) = (Some(Duration::from_secs_f64(mean)), (rounds, around));
+        }
+        self.mean
+    }
+}
+
 impl Pace {
-    /// Compares with the last look, if something was done since.
-    fn look(&mut self, now: Activity) {
+    /// Compares with the last look, if something was done since. Tells whether there is something
+    /// new to say of single tokens.
+    fn look(&mut self, now: Activity) -> bool {
         /// Shorter spans say little.
         const SPAN_NS: u64 = 500_000_000;
         let busy = now.busy_ns.saturating_sub(self.seen.busy_ns);
@@ -123,12 +213,22 @@ impl Pace {
         if now.busy_ns < self.seen.busy_ns {
             // Another engine: it counts from zero.
             *self = Self { seen: now, ..Self::default() };
-        } else if busy + idle >= SPAN_NS {
+            return false;
+        }
+        if busy + idle >= SPAN_NS {
             let frames = now.frames.saturating_sub(self.seen.frames);
             self.busy_ratio = Some(busy as f64 / (busy + idle) as f64);
             self.step = busy.checked_div(frames).map(Duration::from_nanos);
+            let tokens = (now.token_ns - self.seen.token_ns.min(now.token_ns))
+                .checked_div(now.token_steps.saturating_sub(self.seen.token_steps));
+            let enough = now.token_steps.saturating_sub(self.seen.token_steps) >= TOKEN_STEPS_MIN;
+            if enough {
+                self.token_step = tokens.map(Duration::from_nanos);
+            }
             self.seen = now;
+            return enough;
         }
+        false
     }
 }
 
@@ -137,5 +237,11 @@ fn own_activity(driver: &Driver, uptime: Duration) -> Activity {
     let state = driver.state();
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let busy_ns = nanoseconds(state.busy);
-    Activity { busy_ns, idle_ns: nanoseconds(uptime).saturating_sub(busy_ns), frames: state.steps }
+    Activity {
+        busy_ns,
+        idle_ns: nanoseconds(uptime).saturating_sub(busy_ns),
+        frames: state.steps,
+        token_ns: nanoseconds(state.tokens.computed),
+        token_steps: state.tokens.steps,
+    }
 }

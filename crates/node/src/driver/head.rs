@@ -17,7 +17,7 @@ use motley_ring::{
 use super::listener::{AnswerError, FinishReason};
 use super::seat::Seat;
 use super::sequence::{Chosen, Sequence};
-use super::{Busy, DriverState, Message, Purpose};
+use super::{Busy, DriverState, Message, Purpose, TokenTimes};
 use crate::stage::{Arrival, HeadRows, Links, Payload, Scratch, receive_soon};
 
 /// How long the thread waits before it looks again for readers that are behind or gone.
@@ -75,6 +75,9 @@ struct Counted {
     prefix_hit_tokens: u64,
     steps: u64,
     busy: Duration,
+    tokens: TokenTimes,
+    /// The micro-batch of one row that is alone on its way, and since when.
+    alone: Option<(MicroBatchId, Instant)>,
 }
 
 impl Head {
@@ -281,6 +284,8 @@ impl Head {
             }
             let tokens = micro_batch.tokens.iter().map(|token| token.cast_signed()).collect();
             let batch = std::mem::take(&mut micro_batch.batch);
+            let alone = batch.rows() == 1 && self.scheduler.counts().micro_batches == 1;
+            self.counted.alone = alone.then(|| (micro_batch.id, Instant::now()));
             if let Err(refused) = self.member.begin(micro_batch.id, batch, Payload::Tokens(tokens))
             {
                 // It builds on rows that have just failed.
@@ -298,8 +303,13 @@ impl Head {
         let Reused { scratch, embeds, .. } = &mut self.reused;
         let head = HeadRows { embeds };
         let computed = scratch.compute(&mut self.engine, &work, head, &mut product);
-        self.counted.busy += began.elapsed();
+        let took = began.elapsed();
+        self.counted.busy += took;
         self.counted.steps += 1;
+        if work.batch.rows() == 1 {
+            self.counted.tokens.steps += 1;
+            self.counted.tokens.computed += took;
+        }
         if let Err(error) = computed {
             let error = AnswerError::Step(Arc::new(error));
             let mut failed = Vec::new();
@@ -310,6 +320,10 @@ impl Head {
         match self.member.computed(work, Payload::Values(product)) {
             Computed::Send(outgoing) => self.links.send(outgoing),
             Computed::Done { micro_batch, product, .. } => {
+                if let Some((_, began)) = self.counted.alone.take_if(|it| it.0 == micro_batch) {
+                    self.counted.tokens.rounds += 1;
+                    self.counted.tokens.around += began.elapsed();
+                }
                 self.account(micro_batch, product.values());
                 if let Payload::Values(values) = product {
                     self.reused.product = values;
@@ -433,6 +447,7 @@ impl Head {
             prefix_hit_tokens: self.counted.prefix_hit_tokens,
             steps: self.counted.steps,
             busy: self.counted.busy,
+            tokens: self.counted.tokens,
         };
     }
 }

@@ -180,6 +180,21 @@ pub(crate) struct DriverState {
     /// Pieces of work computed on this device, in total, and the time they took.
     pub(crate) steps: u64,
     pub(crate) busy: std::time::Duration,
+    /// What single tokens took, in total.
+    pub(crate) tokens: TokenTimes,
+}
+
+/// Times of micro-batches of one row: one token of one sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TokenTimes {
+    /// Pieces of work for them that were computed on this device.
+    pub(crate) steps: u64,
+    /// Time of those.
+    pub(crate) computed: std::time::Duration,
+    /// Tokens that went around the ring alone.
+    pub(crate) rounds: u64,
+    /// Time from the beginning of those to their logits.
+    pub(crate) around: std::time::Duration,
 }
 
 /// A slot's request.

@@ -1,8 +1,10 @@
-//! `motley plan`: who should compute what, why, and how good that is. Nothing is run or connected.
+//! `motley plan`: who should compute what, why, and how good that is. Nothing is run, and only
+//! `--live` asks a head.
 
 mod compare;
 mod document;
 mod lists;
+mod live;
 mod profile;
 mod question;
 
@@ -17,7 +19,11 @@ use motley_planner::{
     explain, explain_refusal, export, plan,
 };
 
+pub(crate) use profile::{of_directory as model_profile, profile_name};
+pub(crate) use question::{of_ring as goal, read as read_document};
+
 use crate::failure::{Failure, Kind};
+use crate::status::HeadPlace;
 use crate::terminal;
 
 pub(crate) use profile::model_name;
@@ -62,6 +68,11 @@ pub(crate) struct Arguments {
     /// Print command lines for another engine: llama.cpp or prima.cpp
     #[arg(long, value_name = "ENGINE")]
     export: Option<String>,
+    /// Show the plan of a running head: predicted and measured times
+    #[arg(long)]
+    live: bool,
+    #[command(flatten)]
+    head: HeadPlace,
     /// List the built-in model profiles
     #[arg(long)]
     list_models: bool,
@@ -82,7 +93,7 @@ enum Action {
 /// Objectives on the command line. Their meanings are the planner's; without a remark on each, help
 /// stays short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Goal {
+pub(crate) enum Goal {
     Latency,
     Waiting,
     Goodput,
@@ -90,7 +101,8 @@ enum Goal {
 }
 
 impl Goal {
-    fn objective(self) -> Objective {
+    /// The planner's word for it.
+    pub(crate) fn objective(self) -> Objective {
         match self {
             Self::Latency => Objective::Latency,
             Self::Waiting => Objective::Waiting,
@@ -103,6 +115,9 @@ impl Goal {
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(list) = lists::asked(arguments) {
         return Ok(terminal::print(&list)?);
+    }
+    if arguments.live {
+        return live::execute(&arguments.head, arguments.json);
     }
     let method = question::method(&arguments.method)?;
     let target = arguments.export.as_deref().map(question::target).transpose()?;

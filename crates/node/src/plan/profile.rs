@@ -26,10 +26,17 @@ pub(super) fn of_file(path: &Path) -> Result<ModelProfile, Failure> {
 
 /// The name that the profile of a file has.
 pub(crate) fn model_name(path: &Path) -> String {
-    name(&path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().to_string()))
+    profile_name(&path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().to_string()))
 }
 
-fn of_directory(directory: &ModelDirectory, name: &str) -> Result<ModelProfile, Failure> {
+/// The profile of a model that is open, under this name.
+///
+/// # Errors
+/// When it has a type of weights that no device profile knows.
+pub(crate) fn of_directory(
+    directory: &ModelDirectory,
+    name: &str,
+) -> Result<ModelProfile, Failure> {
     let hyper = &directory.hyper;
     let widest = |part: fn(&motley_model::LayerShape) -> usize| {
         let most = hyper.layers.iter().map(part).max().unwrap_or(1);
@@ -99,7 +106,7 @@ fn weight_type(matrix: &TensorInfo) -> Result<WeightType, Failure> {
 }
 
 /// A file's name as a profile may be called: other characters become `-`.
-fn name(stem: &str) -> String {
+pub(crate) fn profile_name(stem: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || " ._-+():".contains(c);
     let safe: String = stem.chars().map(|c| if plain(c) { c } else { '-' }).take(128).collect();
     if safe.is_empty() { "model".to_owned() } else { safe }

@@ -9,10 +9,13 @@ use motley_cluster::{
     TokenLength, TokensPerSecond, Workload, WorkloadSpec, builtin_cluster, builtin_cluster_names,
     builtin_model, builtin_model_names, from_json, from_toml,
 };
+use motley_engine::EngineOptions;
 use motley_planner::{ExportTarget, Method, Objective, PlanOptions, Problem};
 
 use super::{Arguments, profile};
+use crate::cluster::Goal;
 use crate::failure::{Failure, Kind};
+use crate::stage;
 use crate::store;
 
 /// Documents longer than this are no descriptions of clusters or workloads.
@@ -141,6 +144,34 @@ fn find_workload(path: Option<&Path>, objective: Objective) -> Result<Workload, 
     })?)
 }
 
+/// What a ring of this engine is planned for: lengths and arrivals of `workload`, or the objective's
+/// usual ones, cut to the engine's context.
+///
+/// # Errors
+/// When the workload's lengths do not fit the context.
+pub(crate) fn of_ring(
+    objective: Objective,
+    workload: Option<&Workload>,
+    engine: &EngineOptions,
+) -> Result<Goal, Failure> {
+    let context_tokens = u32::try_from(engine.context_tokens)?;
+    let mut spec = match workload {
+        Some(workload) => workload.to_spec(),
+        None => find_workload(None, objective)?.to_spec(),
+    };
+    if workload.is_none() {
+        let longest = spec.prompt_tokens.mean + spec.generated_tokens.mean;
+        let part = (f64::from(context_tokens) / longest).min(1.0);
+        spec.prompt_tokens.mean = (spec.prompt_tokens.mean * part).floor().max(1.0);
+        spec.generated_tokens.mean = (spec.generated_tokens.mean * part).floor().max(1.0);
+    }
+    spec.context_tokens = context_tokens;
+    spec.micro_batch_tokens = u32::try_from(engine.batch_rows_max)?;
+    spec.kv_type = stage::kv_type(engine.cache);
+    let workload = Workload::new(spec).context("the workload does not fit the engine")?;
+    Ok(Goal { objective, workload })
+}
+
 fn is_document(name: &str) -> bool {
     let path = Path::new(name);
     let known = |kind: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(kind));
@@ -148,7 +179,10 @@ fn is_document(name: &str) -> bool {
 }
 
 /// Reads a document by its extension.
-fn read<T: Document>(path: &Path) -> Result<T, Failure> {
+///
+/// # Errors
+/// When it cannot be read, or says what cannot be; the message names the field.
+pub(crate) fn read<T: Document>(path: &Path) -> Result<T, Failure> {
     let metadata = fs::metadata(path).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::NotFound => Kind::NotFound,

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use motley_ring::WireElement;
 
 use crate::cluster::Split;
+use crate::plan::Goal;
 use crate::run::{CacheType, LayoutName, WeightsPlace};
 use crate::terminal;
 use crate::transport::CLUSTER_PORT;
@@ -93,10 +94,19 @@ pub(crate) struct Arguments {
     /// Devices to wait for before the layers are dealt out
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) nodes: usize,
-    /// How layers are dealt out: memory, even, or layers per device such as 10,12,8
-    #[arg(long, value_name = "SPLIT", default_value = "memory")]
+    /// Who gets which layers: auto plans it; memory, even, or layers per device such as 10,12,8
+    #[arg(long, value_name = "SPLIT", default_value = "auto")]
     pub(super) split: Split,
-    /// Rounds of the ring per token
+    /// What a plan is to be good at
+    #[arg(long, value_enum, default_value = "latency")]
+    pub(super) objective: Goal,
+    /// A TOML or JSON file of lengths, arrivals and limits, as motley plan reads it
+    #[arg(long, value_name = "FILE")]
+    pub(super) workload: Option<PathBuf>,
+    /// A TOML or JSON file of what this device can do [default: it is measured]
+    #[arg(long, value_name = "FILE")]
+    pub(super) profile: Option<PathBuf>,
+    /// Rounds of the ring per token, unless a plan decides
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) rounds: u32,
     /// How activations travel: f32, f16 or q8_0

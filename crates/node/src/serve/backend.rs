@@ -258,6 +258,7 @@ impl Backend for EngineBackend {
                     memory_used_bytes: *memory_bytes,
                     ..NodeState::default()
                 }],
+                ..ClusterState::default()
             },
         }
     }

@@ -34,6 +34,7 @@ use crate::failure::Failure;
 use crate::identity::{Identity, Roster, StateFolder, host_name, trusted_unix_s};
 use crate::loading::{self, Ready};
 use crate::memory;
+use crate::plan;
 use crate::run::random_seed;
 use crate::terminal::{self, Progress};
 use crate::transport::Endpoint;
@@ -127,6 +128,8 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
         sizes: Sizes::new(model.directory(), &engine)?,
         budget_bytes: budget.unwrap_or(u64::MAX),
         split: wish.split.clone(),
+        goal: plan::goal(wish.objective, wish.workload.as_ref(), &engine)?,
+        profile: wish.profile.clone(),
         rounds: wish.rounds,
         wire_element: wish.wire,
         nodes_awaited: wish.nodes_awaited,

@@ -5,13 +5,16 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use motley_cluster::Workload;
 use motley_gateway::{BindPolicy, BindRefused, KeyDigest, KeyRing, Scope};
+use motley_planner::Objective;
 use motley_ring::WireElement;
 
 use super::arguments::Arguments;
-use crate::cluster::Split;
+use crate::cluster::{ProfileSource, Split};
 use crate::failure::{Failure, Kind};
 use crate::loading::EngineWish;
+use crate::plan;
 use crate::store;
 
 /// Bytes of a file of keys at most.
@@ -44,6 +47,10 @@ pub(super) struct ClusterWish {
     pub(super) state: Option<PathBuf>,
     pub(super) nodes_awaited: usize,
     pub(super) split: Split,
+    pub(super) objective: Objective,
+    /// Lengths and arrivals to plan for, if they are not one user's.
+    pub(super) workload: Option<Workload>,
+    pub(super) profile: ProfileSource,
     pub(super) rounds: u32,
     pub(super) wire: WireElement,
 }
@@ -118,6 +125,9 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
         state: arguments.state.clone(),
         nodes_awaited: arguments.nodes,
         split: arguments.split.clone(),
+        objective: arguments.objective.objective(),
+        workload: arguments.workload.as_deref().map(plan::read_document).transpose()?,
+        profile: ProfileSource::new(arguments.profile.as_deref())?,
         rounds: arguments.rounds,
         wire: arguments.wire.element(),
     }))

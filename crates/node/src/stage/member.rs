@@ -48,6 +48,8 @@ struct Meter {
     busy_ns: AtomicU64,
     idle_ns: AtomicU64,
     frames: AtomicU64,
+    token_ns: AtomicU64,
+    token_steps: AtomicU64,
 }
 
 impl MemberStage {
@@ -98,6 +100,8 @@ impl MemberStage {
             busy_ns: read(&self.meter.busy_ns),
             idle_ns: read(&self.meter.idle_ns),
             frames: read(&self.meter.frames),
+            token_ns: read(&self.meter.token_ns),
+            token_steps: read(&self.meter.token_steps),
         }
     }
 }
@@ -177,7 +181,13 @@ impl Worker {
     fn compute(&mut self, work: Work<Payload>) {
         // The product travels on, so that each step needs one of its own.
         let mut product = Vec::new();
-        match self.scratch.compute(&mut self.engine, &work, HeadRows::LOGITS, &mut product) {
+        let began = Instant::now();
+        let computed = self.scratch.compute(&mut self.engine, &work, HeadRows::LOGITS, &mut product);
+        if work.batch.rows() == 1 {
+            add(&self.meter.token_ns, began.elapsed());
+            self.meter.token_steps.fetch_add(1, Ordering::Relaxed);
+        }
+        match computed {
             Ok(()) => match self.member.computed(work, Payload::Values(product)) {
                 Computed::Send(outgoing) => self.links().send(outgoing),
                 // Only the head projects.

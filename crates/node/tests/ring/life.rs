@@ -11,7 +11,7 @@ fn a_device_that_joins_does_not_disturb_a_running_answer() {
     /// Long enough for a device to join meanwhile.
     const TOKENS: u32 = 200;
     let Some(model) = model() else { return };
-    let mut rig = Rig::start(&model, 1, &[]);
+    let mut rig = Rig::start(&model, 1, &["--split", "memory"]);
     let (url, epoch) = (rig.url(), rig.serving(2));
     let expected = answer(&url, PROMPT, TOKENS);
     let mut stream = Stream::open(&url, PROMPT, TOKENS);

@@ -13,7 +13,7 @@ const MANY: u32 = 480;
 #[test]
 fn a_member_that_dies_ends_only_its_requests() {
     let Some(model) = model() else { return };
-    let mut rig = Rig::start(&model, 2, &["--nodes", "2"]);
+    let mut rig = Rig::start(&model, 2, &["--nodes", "2", "--split", "memory"]);
     let (url, epoch) = (rig.url(), rig.serving(3));
     let expected = answer(&url, PROMPT, 8);
     let mut streams = [(); 2].map(|()| Stream::open(&url, PROMPT, MANY));
@@ -42,7 +42,7 @@ fn a_member_that_dies_ends_only_its_requests() {
 #[test]
 fn members_find_a_head_that_was_killed() {
     let Some(model) = model() else { return };
-    let mut rig = Rig::start(&model, 2, &["--nodes", "2"]);
+    let mut rig = Rig::start(&model, 2, &["--nodes", "2", "--split", "memory"]);
     let (url, epoch) = (rig.url(), rig.serving(3));
     let expected = answer(&url, PROMPT, 8);
     rig.restart_head();
@@ -57,7 +57,7 @@ fn members_find_a_head_that_was_killed() {
 #[test]
 fn a_member_that_starts_before_its_head_waits_for_it() {
     let Some(model) = model() else { return };
-    let mut rig = Rig::start(&model, 1, &["--nodes", "1"]);
+    let mut rig = Rig::start(&model, 1, &["--nodes", "1", "--split", "memory"]);
     rig.head.kill();
     rig.rejoin(0, &[]);
     rig.members[0].wait_for("looking for the head");
@@ -69,7 +69,7 @@ fn a_member_that_starts_before_its_head_waits_for_it() {
 #[test]
 fn a_member_that_is_told_to_stop_says_goodbye() {
     let Some(model) = model() else { return };
-    let mut rig = Rig::start(&model, 1, &["--nodes", "1"]);
+    let mut rig = Rig::start(&model, 1, &["--nodes", "1", "--split", "memory"]);
     let expected = answer(&rig.url(), PROMPT, 8);
     rig.members[0].terminate();
     assert!(rig.members[0].ended().success(), "{}", rig.members[0].said());

@@ -15,6 +15,7 @@ mod device;
 mod http;
 mod life;
 mod loss;
+mod placement;
 mod refusals;
 mod rig;
 mod tokens;

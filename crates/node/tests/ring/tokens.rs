@@ -7,10 +7,11 @@ use crate::device::Device;
 use crate::http::{MODEL, answer, embedding};
 use crate::rig::{Rig, free_port, model};
 
-const TOKENS: u32 = 16;
+/// Tokens of each answer.
+pub(crate) const TOKENS: u32 = 16;
 
 /// Prompts of different lengths.
-const PROMPTS: [&str; 8] = [
+pub(crate) const PROMPTS: [&str; 8] = [
     "The capital of France is",
     "Once upon a time there was a fox who",
     "1, 2, 3, 4, 5, 6,",
@@ -22,12 +23,12 @@ const PROMPTS: [&str; 8] = [
 ];
 
 /// What one device says that has all layers.
-struct Alone {
-    answers: Vec<String>,
+pub(crate) struct Alone {
+    pub(crate) answers: Vec<String>,
     embedding: Vec<f64>,
 }
 
-fn alone(model: &str) -> &'static Alone {
+pub(crate) fn alone(model: &str) -> &'static Alone {
     static ANSWERS: OnceLock<Alone> = OnceLock::new();
     ANSWERS.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();

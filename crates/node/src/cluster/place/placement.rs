@@ -1,0 +1,218 @@
+//! The planner's answer as a ring that the runtime can make.
+
+use std::collections::BTreeMap;
+
+use motley_cluster::{DeviceId, FieldError, ReplicaSpec, ResidencyRun, Role, Seconds};
+use motley_planner::{
+    Budget, Explanation, Method, Objective, PlanError, PlanOutcome, Problem, explain_as_it_is,
+    explain_refusal, plan,
+};
+use motley_ring::{NodeId, Route, RouteError};
+
+use super::question::{Asked, Question};
+use super::stages::{StageTime, stage_times, token_time};
+
+/// One ring over some of the devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    pub(crate) route: Route,
+    /// In the order of the route's list.
+    pub(crate) members: Vec<PlacedMember>,
+    /// Sequences at once.
+    pub(crate) slots: u32,
+    /// Micro-batches at once, where the goal is about many requests.
+    pub(crate) groups: Option<u32>,
+    pub(crate) rounds: u32,
+    /// Time per token of one sequence.
+    pub(crate) token_s: f64,
+    /// Time to the first token of the goal's prompt.
+    pub(crate) first_token_s: f64,
+    /// Why it is as it is, a sentence each.
+    pub(crate) reasons: Vec<String>,
+    /// Devices without work, and why.
+    pub(crate) left_out: BTreeMap<NodeId, String>,
+    /// What the ring in force takes per token by what is known now.
+    pub(crate) token_in_force_s: Option<f64>,
+}
+
+/// A member of a placement.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacedMember {
+    pub(crate) node: NodeId,
+    /// How its layers are kept.
+    pub(crate) residency: Vec<ResidencyRun>,
+    /// Predicted time of computing, per token.
+    pub(crate) compute_s: f64,
+    /// Predicted time of sending, per token.
+    pub(crate) hop_s: f64,
+    /// The factor that its prediction was corrected by.
+    pub(crate) factor: f64,
+}
+
+/// A ring that serves, to be compared with a new one.
+#[derive(Clone, Debug)]
+pub(crate) struct InForce {
+    pub(crate) route: Route,
+    /// In the order of the route's list.
+    pub(crate) nodes: Vec<NodeId>,
+}
+
+/// Why layers cannot be placed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(crate) enum NoPlacement {
+    /// The head's own profile or the links contradict themselves.
+    #[error("this device cannot be planned with: {0}")]
+    Head(#[from] FieldError),
+    /// The devices do not suffice.
+    #[error("{cause}{}", hint(.remedies))]
+    Refused {
+        /// What is short.
+        cause: String,
+        /// What would help.
+        remedies: Vec<String>,
+    },
+    /// The plan is larger than a ring can be.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+fn hint(remedies: &[String]) -> String {
+    if remedies.is_empty() {
+        return String::new();
+    }
+    format!("; what would help: {}", remedies.join("; or "))
+}
+
+/// Plans one ring over the devices of `question`. `in_force` is measured by the same figures.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn place(
+    question: &Question,
+    in_force: Option<&InForce>,
+) -> Result<Placement, NoPlacement> {
+    let asked = question.asked()?;
+    let (outcome, rather) = one_ring(&asked.problem)?;
+    let replica = &outcome.plan.replicas()[0];
+    let (route, devices) = Route::of_replica(replica)?;
+    let explanation = explain_as_it_is(&asked.problem, &outcome, Budget::DEFAULT);
+    let latency = asked.problem.objective == Objective::Latency;
+    let times = stage_times(&asked.problem, &route, &devices).unwrap_or_default();
+    let mut reasons = explanation.reasons(&asked.problem);
+    reasons.extend(rather);
+    let token_in_force_s = in_force.and_then(|ring| in_force_time(&asked, ring));
+    Ok(Placement {
+        members: members(question, &asked, replica, (&devices, &times)),
+        slots: if latency { question.slots } else { replica.slots },
+        groups: (!latency).then_some(replica.groups),
+        rounds: replica.rounds,
+        token_s: if latency {
+            outcome.plan.predicted().tpot_s.value()
+        } else {
+            token_time(&times).value()
+        },
+        first_token_s: outcome.plan.predicted().ttft_s.value(),
+        left_out: left_out(&asked, &explanation),
+        reasons,
+        token_in_force_s,
+        route,
+    })
+}
+
+fn members(
+    question: &Question,
+    asked: &Asked,
+    replica: &ReplicaSpec,
+    (devices, times): (&[DeviceId], &[StageTime]),
+) -> Vec<PlacedMember> {
+    let member = |(index, device): (usize, &DeviceId)| {
+        let node = asked.nodes[device.index()];
+        let planned = replica.members.iter().find(|member| member.device == *device);
+        let time = times.get(index).copied().unwrap_or_default();
+        let candidate = question.candidates.iter().find(|candidate| candidate.node == node);
+        PlacedMember {
+            node,
+            residency: planned.map(|member| member.residency.clone()).unwrap_or_default(),
+            compute_s: time.compute.value(),
+            hop_s: time.hop.value(),
+            factor: candidate.map_or(1.0, |candidate| candidate.factor),
+        }
+    };
+    devices.iter().enumerate().map(member).collect()
+}
+
+/// Why devices have no work: those that the planner left out, and those it was not asked about.
+fn left_out(asked: &Asked, explanation: &Explanation) -> BTreeMap<NodeId, String> {
+    let mut left_out = asked.refused.clone();
+    for unused in explanation.unused.iter().filter(|unused| !unused.relay) {
+        let sentence = explanation.why_unused(unused.device).unwrap_or_default();
+        // The device's name stands before the sentence.
+        let reason = sentence.strip_prefix(&format!("{}: ", unused.name)).unwrap_or(&sentence);
+        let reason = reason.trim_end_matches('.').to_owned();
+        left_out.insert(asked.nodes[unused.device.index()], reason);
+    }
+    left_out
+}
+
+/// Time of a token on a ring that serves already; nothing if one of its devices is not there.
+fn in_force_time(asked: &Asked, ring: &InForce) -> Option<f64> {
+    let device = |node: &NodeId| {
+        let at = asked.nodes.iter().position(|known| known == node)?;
+        Some(DeviceId::new(u16::try_from(at).ok()?))
+    };
+    let devices: Vec<DeviceId> = ring.nodes.iter().map(device).collect::<Option<_>>()?;
+    Some(token_time(&stage_times(&asked.problem, &ring.route, &devices)?).value())
+}
+
+/// Methods that plan one ring, for goals whose best plan would be several.
+const ONE_RING: [Method; 6] = [
+    Method::Halda,
+    Method::MemoryProportional,
+    Method::FlopsProportional,
+    Method::FillFastestGpu,
+    Method::Uniform,
+    Method::BestSingleDevice,
+];
+
+/// The best plan that is one ring for prompts and generation, which is what the runtime serves, and
+/// what the planner would rather have, in words.
+fn one_ring(problem: &Problem) -> Result<(PlanOutcome, Option<String>), NoPlacement> {
+    let refused = |error: PlanError| {
+        let refusal = explain_refusal(problem, Method::Auto, &error, Budget::DEFAULT);
+        NoPlacement::Refused { cause: refusal.cause, remedies: refusal.remedies }
+    };
+    let free = plan(problem, Method::Auto, Budget::DEFAULT).map_err(refused)?;
+    if is_one_ring(&free) {
+        return Ok((free, None));
+    }
+    let rings = ONE_RING
+        .into_iter()
+        .filter_map(|method| plan(problem, method, Budget::DEFAULT).ok().filter(is_one_ring));
+    let more_is_better = matches!(problem.objective, Objective::Goodput | Objective::Throughput);
+    let best = rings.min_by(|a, b| {
+        let order = a.objective_value.total_cmp(&b.objective_value);
+        if more_is_better { order.reverse() } else { order }
+    });
+    let best = best.ok_or_else(|| NoPlacement::Refused {
+        cause: "the plan has several replicas, and no single ring serves this workload".to_owned(),
+        remedies: Vec::new(),
+    })?;
+    let words = rather(&free);
+    Ok((best, Some(words)))
+}
+
+fn is_one_ring(outcome: &PlanOutcome) -> bool {
+    matches!(outcome.plan.replicas(), [only] if only.role == Role::Mixed)
+}
+
+fn rather(free: &PlanOutcome) -> String {
+    let predicted = free.plan.predicted();
+    let count = free.plan.replicas().len();
+    let wait = |time: Seconds| format!("{:.2} s", time.value());
+    format!(
+        "Served is one ring; the planner would rather have {count} replicas, {:.2} tok/s together, \
+         a request waiting {}.",
+        predicted.throughput_tok_per_s.value(),
+        wait(predicted.wait_s)
+    )
+}

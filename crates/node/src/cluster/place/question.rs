@@ -1,0 +1,185 @@
+//! Devices and links as the planner's problem.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use motley_cluster::{
+    BufferDemand, Bytes, Cluster, ClusterSpec, DeviceProfile, FieldError, FormatVersion, LinkPair,
+    LinkSpec, ModelProfile, Workload, compute_buffer_bytes,
+};
+use motley_planner::{Objective, PlanOptions, Problem};
+use motley_ring::NodeId;
+
+use super::correction::slow_down;
+use super::links::KnownLinks;
+use super::profile::Surveyed;
+use crate::cluster::room::Sizes;
+use crate::plan::profile_name;
+
+/// Whether the engine can read layers from disk for every token at the disk's own rate. As long as
+/// it cannot, a model must fit the memory of the devices.
+const STREAMS: bool = false;
+
+/// Rounds of a ring at most.
+const ROUNDS_MAX: u32 = 32;
+
+/// A device that may get layers.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) node: NodeId,
+    pub(crate) name: String,
+    /// Memory that it gives.
+    pub(crate) budget_bytes: u64,
+    pub(crate) surveyed: Arc<Surveyed>,
+    /// What its predicted times are multiplied by.
+    pub(crate) factor: f64,
+}
+
+/// What the ring is to be good at.
+#[derive(Clone, Debug)]
+pub(crate) struct Goal {
+    pub(crate) objective: Objective,
+    pub(crate) workload: Workload,
+}
+
+/// What the planner is asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    /// The head first.
+    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) links: KnownLinks,
+    pub(crate) model: Arc<ModelProfile>,
+    pub(crate) sizes: Sizes,
+    pub(crate) goal: Goal,
+    /// Sequences that the ring is to have room for, at most where the goal decides.
+    pub(crate) slots: u32,
+}
+
+/// The planner's problem, and what became of the devices.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) problem: Problem,
+    /// The node of each device.
+    pub(super) nodes: Vec<NodeId>,
+    /// Devices that cannot be planned with, and why.
+    pub(super) refused: BTreeMap<NodeId, String>,
+}
+
+impl Question {
+    /// The problem of all devices that can be planned with.
+    ///
+    /// # Errors
+    /// When the head, which takes part in any plan, is not among them.
+    pub(super) fn asked(&self) -> Result<Asked, FieldError> {
+        let mut names = BTreeSet::new();
+        let (mut devices, mut nodes) = (Vec::new(), Vec::new());
+        let mut refused = BTreeMap::new();
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            let name = unused_name(&candidate.name, &names);
+            match self.device(candidate, &name, index == 0) {
+                Ok(device) => {
+                    names.insert(name);
+                    devices.push(device);
+                    nodes.push(candidate.node);
+                }
+                Err(error) if index == 0 => return Err(error),
+                Err(error) => {
+                    let reason = format!("its profile is wrong: {error}");
+                    refused.insert(candidate.node, reason);
+                }
+            }
+        }
+        let spec = ClusterSpec {
+            version: FormatVersion::default(),
+            name: "this cluster".to_owned(),
+            head: devices.first().map(|device| device.name.clone()),
+            links: self.link_spec(&devices, &nodes),
+            devices,
+        };
+        let problem = Problem {
+            cluster: Cluster::new(spec)?,
+            model: ModelProfile::clone(&self.model),
+            workload: self.goal.workload.clone(),
+            objective: self.goal.objective,
+            options: PlanOptions {
+                allow_streaming: STREAMS,
+                slots_max: self.slots,
+                kept_sequences: self.slots,
+                rounds_max: ROUNDS_MAX,
+                ..PlanOptions::full()
+            },
+        };
+        Ok(Asked { problem, nodes, refused })
+    }
+
+    /// A device as this build can use it: its processor, and the memory that it gives.
+    fn device(
+        &self,
+        candidate: &Candidate,
+        name: &str,
+        head: bool,
+    ) -> Result<DeviceProfile, FieldError> {
+        let mut spec = candidate.surveyed.device.to_spec();
+        name.clone_into(&mut spec.name);
+        // The engine computes on processors only.
+        spec.gpus.clear();
+        spec.unified_memory = false;
+        let memory = &mut spec.memory;
+        let stated = memory.ram_available_bytes;
+        let given = match candidate.budget_bytes {
+            // It does not know what there is.
+            u64::MAX => stated,
+            given if candidate.surveyed.measured => Bytes::new(given),
+            given => stated.min(Bytes::new(given)),
+        };
+        // The planner counts a work buffer of its own; ours is larger, for the program is in it.
+        let theirs = self.planned_buffer_bytes(head);
+        let ours = Bytes::new(self.sizes.work_bytes());
+        memory.ram_available_bytes = given.saturating_sub(ours) + theirs;
+        memory.ram_total_bytes = memory.ram_total_bytes.max(memory.ram_available_bytes);
+        slow_down(&mut spec, candidate.factor);
+        DeviceProfile::new(spec)
+    }
+
+    fn planned_buffer_bytes(&self, head: bool) -> Bytes {
+        let workload = &self.goal.workload;
+        compute_buffer_bytes(
+            &self.model,
+            &BufferDemand {
+                micro_batch_tokens: workload.micro_batch_tokens,
+                context_tokens: workload.context_tokens,
+                flash_attention: workload.flash_attention,
+                runs_head: head,
+                gpu: None,
+            },
+        )
+    }
+
+    fn link_spec(&self, devices: &[DeviceProfile], nodes: &[NodeId]) -> LinkSpec {
+        let mut pairs = Vec::new();
+        for (from, sender) in nodes.iter().zip(devices) {
+            for (to, receiver) in nodes.iter().zip(devices).filter(|(to, _)| *to != from) {
+                pairs.push(LinkPair {
+                    from: sender.name.clone(),
+                    to: receiver.name.clone(),
+                    symmetric: false,
+                    link: self.links.between(*from, *to, nodes[0]).link(),
+                });
+            }
+        }
+        LinkSpec { pairs, ..LinkSpec::default() }
+    }
+}
+
+/// A name as a device may be called, and no other is.
+fn unused_name(name: &str, used: &BTreeSet<String>) -> String {
+    let name = profile_name(name);
+    let mut unused = name.clone();
+    let mut number = 2;
+    while used.contains(&unused) {
+        let short: String = name.chars().take(100).collect();
+        unused = format!("{short} ({number})");
+        number += 1;
+    }
+    unused
+}

@@ -1,0 +1,326 @@
+//! From profiles and links to rings, and what is refused.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use expect_test::{Expect, expect};
+use motley_cluster::{
+    Attention, Bytes, BytesPerSecond, Combination, DeviceProfile, DeviceSpec, DiskSpec, Flops,
+    FlopsPerSecond, FormatVersion, LayerSpec, MemorySpec, ModelProfile, ModelSpec, Os,
+    ProcessorSpec, Seconds, WeightType, Workload, WorkloadSpec,
+};
+use motley_planner::Objective;
+use motley_ring::{LinkQuality, NodeId, ProfileJson, Route};
+use serde_json::json;
+
+use super::*;
+use crate::cluster::room::Sizes;
+
+const MB: u64 = 1_000_000;
+
+/// Ten layers of 100 MB, and ends of 20 MB.
+fn model() -> ModelProfile {
+    let layer = LayerSpec {
+        dense_bytes: Bytes::new(100 * MB),
+        expert_bytes: Bytes::ZERO,
+        attention: Attention::Full,
+        kv_elements_per_token: 1024,
+        matmul_flops: [(WeightType::Q4_0, Flops::new(2e8).unwrap())].into(),
+        attention_flops_per_context_token: Flops::new(8192.0).unwrap(),
+    };
+    ModelProfile::new(ModelSpec {
+        version: FormatVersion::default(),
+        name: "made".to_owned(),
+        embedding_width: 2048,
+        heads: 16,
+        kv_heads: 4,
+        head_width: 128,
+        feed_forward_width: 8192,
+        vocabulary: 1000,
+        experts: None,
+        activation_element_bytes: 4,
+        embedding_bytes: Bytes::new(20 * MB),
+        output_bytes: Bytes::new(20 * MB),
+        tied: true,
+        output_flops: [(WeightType::Q4_0, Flops::new(4e6).unwrap())].into(),
+        layers: vec![layer; 10],
+    })
+    .unwrap()
+}
+
+/// A device that reads so many GB of weights per second.
+fn device(gb_per_s: f64) -> DeviceProfile {
+    let rate = |gb: f64| BytesPerSecond::new(gb * 1e9).unwrap();
+    DeviceProfile::new(DeviceSpec {
+        name: "whatever".to_owned(),
+        hardware: None,
+        os: Os::Linux,
+        unified_memory: false,
+        cores: 4,
+        threads: 4,
+        step_overhead_s: Seconds::ZERO,
+        memory: MemorySpec {
+            ram_total_bytes: Bytes::new(16_000 * MB),
+            ram_available_bytes: Bytes::new(8_000 * MB),
+            swap_available_bytes: Bytes::ZERO,
+            swappable_bytes: Bytes::ZERO,
+        },
+        disk: DiskSpec { sequential_bytes_per_s: rate(1.0), random_bytes_per_s: rate(0.1) },
+        cpu: ProcessorSpec {
+            flops_per_s: [(WeightType::Q4_0, FlopsPerSecond::new(1e12).unwrap())].into(),
+            read_bytes_per_s: rate(gb_per_s),
+            read_efficiency: 1.0,
+            expert_read_efficiency: None,
+            expert_gamma: 1.0,
+            combination: Combination::Roofline,
+            kv_copy_s: Seconds::ZERO,
+            layer_overhead_s: Seconds::ZERO,
+            token_overhead_s: Seconds::ZERO,
+            layer_tables: Vec::new(),
+            head_tables: Vec::new(),
+        },
+        gpus: Vec::new(),
+        power: None,
+    })
+    .unwrap()
+}
+
+fn node(index: u8) -> NodeId {
+    NodeId([index; 32])
+}
+
+/// A question about devices given as speed and memory, on links of a millisecond.
+fn question(devices: &[(f64, u64)]) -> Question {
+    let candidate = |(index, (gb_per_s, budget_mb)): (usize, &(f64, u64))| Candidate {
+        node: node(index as u8),
+        name: ["desk", "laptop", "phone", "box"][index].to_owned(),
+        budget_bytes: budget_mb * MB,
+        surveyed: Arc::new(Surveyed { measured: true, device: device(*gb_per_s) }),
+        factor: 1.0,
+    };
+    let mut links = KnownLinks::default();
+    for other in 1..devices.len() as u8 {
+        links.learn(node(other), node(0), Some(quality(1.0))).unwrap();
+    }
+    Question {
+        candidates: devices.iter().enumerate().map(candidate).collect(),
+        links,
+        model: Arc::new(model()),
+        sizes: Sizes::made(&[100 * MB; 10], 20 * MB, 50 * MB),
+        goal: goal(Objective::Latency, 1),
+        slots: 1,
+    }
+}
+
+fn goal(objective: Objective, requests: u32) -> Goal {
+    let one = Workload::single_user(64.0, 64.0, 512).unwrap().to_spec();
+    let arrivals = motley_cluster::Arrivals::Fixed { interval_s: Seconds::new(0.5).unwrap() };
+    let arrivals = if requests == 1 { one.arrivals.clone() } else { arrivals };
+    let workload =
+        Workload::new(WorkloadSpec { requests, arrivals, micro_batch_tokens: 64, ..one }).unwrap();
+    Goal { objective, workload }
+}
+
+fn quality(round_trip_ms: f64) -> LinkQuality {
+    LinkQuality {
+        round_trip_ns: (round_trip_ms * 1e6) as u64,
+        out_bytes_per_s: 100_000_000,
+        in_bytes_per_s: 50_000_000,
+    }
+}
+
+/// The ring in lines, or why there is none.
+fn told(question: &Question) -> String {
+    let placement = match place(question, None) {
+        Ok(placement) => placement,
+        Err(error) => return format!("{error}\n"),
+    };
+    let name = |node: NodeId| {
+        let found = question.candidates.iter().find(|candidate| candidate.node == node);
+        found.map_or("?", |candidate| candidate.name.as_str()).to_owned()
+    };
+    let mut text = format!("{:.2} ms per token\n", placement.token_s * 1e3);
+    for (index, member) in placement.members.iter().enumerate() {
+        let own = placement.route.windows_of(motley_ring::MemberIndex(index as u16));
+        let layers: Vec<String> = own.map(|it| format!("{}..{}", it.start, it.end)).collect();
+        let (compute, hop) = (member.compute_s * 1e3, member.hop_s * 1e3);
+        let _ = writeln!(
+            text,
+            "{}: {} in {compute:.2} + {hop:.2} ms",
+            name(member.node),
+            if layers.is_empty() { "none".to_owned() } else { layers.join(" ") },
+        );
+    }
+    for (node, reason) in &placement.left_out {
+        let _ = writeln!(text, "without {}: {reason}", name(*node));
+    }
+    text
+}
+
+fn check(question: &Question, expected: Expect) {
+    expected.assert_eq(&told(question));
+}
+
+#[test]
+fn layers_go_where_they_are_fast_as_far_as_memory_goes() {
+    check(&question(&[(10.0, 3000)]), expect![[r#""#]]);
+    // The laptop is twice as fast and holds six layers.
+    check(&question(&[(10.0, 3000), (20.0, 700)]), expect![[r#""#]]);
+    // The fast one has no room for a layer.
+    check(&question(&[(10.0, 3000), (20.0, 100)]), expect![[r#""#]]);
+}
+
+#[test]
+fn a_weak_device_behind_a_slow_link_is_left_out_with_its_reason() {
+    let mut question = question(&[(10.0, 3000), (20.0, 3000), (5.0, 3000)]);
+    question.links.learn(node(2), node(0), Some(quality(30.0))).unwrap();
+    question.links.learn(node(2), node(1), Some(quality(30.0))).unwrap();
+    check(&question, expect![[r#""#]]);
+}
+
+#[test]
+fn memory_that_does_not_suffice_is_told_with_what_would_help() {
+    check(&question(&[(10.0, 600), (10.0, 400)]), expect![[r#""#]]);
+}
+
+#[test]
+fn a_device_that_nobody_reaches_gets_no_layers() {
+    let mut apart = question(&[(10.0, 700), (20.0, 700), (20.0, 700)]);
+    apart.links.learn(node(2), node(0), None).unwrap();
+    apart.links.learn(node(2), node(1), None).unwrap();
+    check(&apart, expect![[r#""#]]);
+}
+
+#[test]
+fn corrections_move_layers() {
+    let mut wrong = question(&[(10.0, 3000), (20.0, 700)]);
+    wrong.candidates[1].factor = 3.0;
+    check(&wrong, expect![[r#""#]]);
+}
+
+#[test]
+fn the_ring_in_force_is_measured_by_what_is_known_now() {
+    let mut known = question(&[(10.0, 3000), (20.0, 700)]);
+    let before = place(&known, None).unwrap();
+    let nodes: Vec<NodeId> = before.members.iter().map(|member| member.node).collect();
+    let ring = InForce { route: before.route.clone(), nodes };
+    let same = place(&known, Some(&ring)).unwrap();
+    assert!((same.token_in_force_s.unwrap() - same.token_s).abs() < 1e-9);
+    known.candidates[1].factor = 4.0;
+    let later = place(&known, Some(&ring)).unwrap();
+    assert!(later.token_in_force_s.unwrap() > 1.3 * later.token_s);
+    known.candidates.pop();
+    assert_eq!(place(&known, Some(&ring)).unwrap().token_in_force_s, None, "a member is gone");
+    let solo = InForce { route: Route::solo(10), nodes: vec![node(0)] };
+    assert!(place(&known, Some(&solo)).unwrap().token_in_force_s.is_some());
+}
+
+#[test]
+fn slots_need_memory_for_their_keys() {
+    let mut many = question(&[(10.0, 1200), (10.0, 1200)]);
+    many.slots = 64;
+    check(&many, expect![[r#""#]]);
+}
+
+#[test]
+fn many_requests_get_one_ring_too() {
+    let mut load = question(&[(10.0, 3000), (20.0, 3000), (10.0, 3000)]);
+    load.goal = goal(Objective::Throughput, 50);
+    load.slots = 4;
+    let placement = place(&load, None).unwrap();
+    assert_eq!(placement.route.layers(), 10);
+    assert!((1..=4).contains(&placement.slots), "{}", placement.slots);
+    assert!(placement.groups.is_some());
+    let rather = placement.reasons.iter().find(|it| it.starts_with("Served is one ring"));
+    expect![[r#""#]].assert_eq(rather.map_or("", String::as_str));
+}
+
+#[test]
+fn devices_of_the_same_name_are_told_apart() {
+    let mut twins = question(&[(10.0, 700), (20.0, 700)]);
+    twins.candidates[1].name = "desk".to_owned();
+    let reasons = place(&twins, None).unwrap().reasons.join("\n");
+    assert!(reasons.contains("\ndesk (2): "), "{reasons}");
+    twins.candidates[1].name = "d\u{202e}esk/..".to_owned();
+    assert!(place(&twins, None).is_ok());
+}
+
+#[test]
+fn what_was_not_measured_leads_over_the_head() {
+    let links = question(&[(1.0, 1); 3]).links;
+    let Way::Assumed(link) = links.between(node(1), node(2), node(0)) else {
+        panic!("two links are known");
+    };
+    assert_eq!((link.rtt_s.value(), link.bytes_per_s.value()), (0.002, 50e6));
+    assert!(matches!(links.between(node(1), node(0), node(0)), Way::Measured(_)));
+    assert_eq!(links.between(node(1), node(3), node(0)), Way::None);
+    let mut forgotten = links;
+    forgotten.forget(node(2));
+    assert_eq!(forgotten.between(node(1), node(2), node(0)), Way::None);
+}
+
+#[test]
+fn absurd_links_are_refused_and_leave_nothing_known() {
+    let refused = |quality| {
+        let mut links = KnownLinks::default();
+        let told = links.learn(node(1), node(0), Some(quality)).unwrap_err().to_string();
+        assert!(!links.knows(node(1), node(0)));
+        told
+    };
+    let told = [
+        refused(LinkQuality { out_bytes_per_s: 0, ..quality(1.0) }),
+        refused(LinkQuality { in_bytes_per_s: u64::MAX, ..quality(1.0) }),
+        refused(LinkQuality { round_trip_ns: u64::MAX, ..quality(1.0) }),
+    ];
+    expect![[r#""#]].assert_eq(&told.join("\n"));
+}
+
+#[test]
+fn profiles_are_refused_by_their_field() {
+    let good = Surveyed { measured: true, device: device(10.0) }.to_json().unwrap();
+    assert_eq!(Surveyed::from_json(&good).unwrap().device, device(10.0));
+    let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = good.json().clone();
+        change(&mut json);
+        Surveyed::from_json(&ProfileJson::new(json).unwrap()).unwrap_err().to_string()
+    };
+    let told = [
+        changed(&|json| *json = json!(7)),
+        changed(&|json| json["shell"] = json!("rm")),
+        changed(&|json| json["measured"] = json!("yes")),
+        changed(&|json| drop(json.as_object_mut().unwrap().remove("device"))),
+        changed(&|json| json["device"]["cores"] = json!(-1)),
+        changed(&|json| json["device"]["cores"] = json!(0)),
+        changed(&|json| json["device"]["memory"]["ram_available_bytes"] = json!(1_u64 << 62)),
+        changed(&|json| json["device"]["cpu"]["flops_per_s"] = json!({})),
+        changed(&|json| json["device"]["cpu"]["read_bytes_per_s"] = json!(0)),
+        changed(&|json| json["device"]["cpu"]["read_efficiency"] = json!(1e300)),
+        changed(&|json| json["device"]["disk"]["random_bytes_per_s"] = json!(1e12)),
+        changed(&|json| json["device"]["gpus"] = json!([{ "kind": "abacus" }])),
+    ];
+    expect![[r#""#]].assert_eq(&told.join("\n"));
+}
+
+#[test]
+fn corrections_are_smoothed_and_limited() {
+    let mut corrections = Corrections::default();
+    let factor = |corrections: &Corrections| (corrections.factor(node(1)) * 1e3).round() / 1e3;
+    assert_eq!(factor(&corrections), 1.0);
+    corrections.learn(node(1), 1.0, 0.010, 0.020);
+    assert_eq!(factor(&corrections), 1.3);
+    // The next plan predicts with it, and is still too fast.
+    let used = corrections.factor(node(1));
+    corrections.learn(node(1), used, 0.013, 0.020);
+    assert_eq!(factor(&corrections), 1.51);
+    for _ in 0..100 {
+        corrections.learn(node(1), 1.0, 0.001, 1000.0);
+    }
+    assert_eq!(factor(&corrections), 4.0);
+    for nothing in [0.0, f64::NAN, f64::INFINITY, -1.0] {
+        corrections.learn(node(1), 1.0, nothing, 0.1);
+        corrections.learn(node(1), 1.0, 0.1, nothing);
+    }
+    assert_eq!(factor(&corrections), 4.0);
+    corrections.forget(node(1));
+    assert_eq!(factor(&corrections), 1.0);
+}

@@ -1,0 +1,301 @@
+//! What a head collects before it places layers: profiles, ways, and how far predictions were wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use motley_cluster::ModelProfile;
+use motley_ring::limits::{PROBE_TIMEOUT, SURVEY_TIMEOUT};
+use motley_ring::{LinkQuality, NodeId, ProfileJson};
+
+use super::place::{Candidate, Corrections, InForce, KnownLinks, Placement, Surveyed, Way};
+
+/// How long a plan waits for a way between two members.
+const WAY_PATIENCE: Duration = Duration::from_secs(2 * PROBE_TIMEOUT.as_secs());
+
+/// Between two looks whether predictions were so wrong that another plan may be better.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+
+/// A device that is so much faster or slower than its plan was made for is planned with anew.
+const CHANGE_MIN: f64 = 0.15;
+
+/// How far the survey of a device is.
+#[derive(Debug)]
+enum Survey {
+    /// It was asked, and has until then to answer.
+    Asked { until: Duration },
+    /// It has answered.
+    Known(Arc<Surveyed>),
+    /// It cannot be planned with.
+    Refused(String),
+}
+
+/// What is known for placing layers.
+#[derive(Debug, Default)]
+pub(super) struct Placing {
+    surveys: BTreeMap<NodeId, Survey>,
+    links: KnownLinks,
+    /// Ways that are being measured, and until when they are waited for.
+    ways_awaited: BTreeMap<(NodeId, NodeId), Duration>,
+    corrections: Corrections,
+    looked: Duration,
+    /// The model as the planner sees it; nothing if it cannot be planned for.
+    pub(super) model: Option<Arc<ModelProfile>>,
+    /// Devices of which a plan is being made.
+    pub(super) asked: Option<BTreeSet<NodeId>>,
+    /// Something was learnt that the last plan did not know.
+    pub(super) stale: bool,
+    /// A plan was deployed before, so that the next one may be urgent.
+    pub(super) placed_once: bool,
+    /// The placement in force, or being deployed.
+    pub(super) placed: Option<Arc<Placement>>,
+    /// Why layers are dealt out by memory instead.
+    pub(super) cannot: Option<String>,
+}
+
+impl Placing {
+    /// A device was asked to measure itself.
+    pub(super) fn ask(&mut self, node: NodeId, now: Duration) {
+        self.surveys.insert(node, Survey::Asked { until: now + SURVEY_TIMEOUT });
+    }
+
+    /// A device has measured itself.
+    pub(super) fn know(&mut self, node: NodeId, surveyed: Surveyed) {
+        self.surveys.insert(node, Survey::Known(Arc::new(surveyed)));
+        self.stale = true;
+    }
+
+    /// Judges what a device has told of itself.
+    ///
+    /// # Errors
+    /// Why it is not believed, for whoever reads; the device gets no layers.
+    pub(super) fn judge(&mut self, node: NodeId, told: &ProfileJson) -> Result<(), String> {
+        match Surveyed::from_json(told) {
+            Ok(surveyed) => {
+                self.know(node, surveyed);
+                Ok(())
+            }
+            Err(refused) => {
+                self.refuse(node, refused.to_string());
+                Err(refused.to_string())
+            }
+        }
+    }
+
+    /// A device cannot be planned with.
+    pub(super) fn refuse(&mut self, node: NodeId, reason: String) {
+        self.surveys.insert(node, Survey::Refused(reason));
+        self.stale = true;
+    }
+
+    /// The way between two devices is being measured.
+    pub(super) fn await_way(&mut self, from: NodeId, to: NodeId, now: Duration) {
+        self.ways_awaited.insert((from, to), now + WAY_PATIENCE);
+    }
+
+    /// Whether the way was measured already.
+    pub(super) fn knows_way(&self, from: NodeId, to: NodeId) -> bool {
+        self.links.knows(from, to)
+    }
+
+    /// A device has measured the way to another.
+    ///
+    /// # Errors
+    /// Why it is not believed.
+    pub(super) fn learn_way(
+        &mut self,
+        from: NodeId,
+        to: NodeId,
+        quality: Option<LinkQuality>,
+    ) -> Result<(), String> {
+        self.ways_awaited.remove(&(from, to));
+        self.stale = true;
+        self.links.learn(from, to, quality).map_err(|refused| refused.to_string())
+    }
+
+    /// The way from one device to another.
+    pub(super) fn way(&self, from: NodeId, to: NodeId, head: NodeId) -> Way {
+        self.links.between(from, to, head)
+    }
+
+    /// All that is known of the ways.
+    pub(super) fn links(&self) -> KnownLinks {
+        self.links.clone()
+    }
+
+    /// Forgets a device that has gone.
+    pub(super) fn forget(&mut self, node: NodeId) {
+        self.surveys.remove(&node);
+        self.links.forget(node);
+        self.corrections.forget(node);
+        self.ways_awaited.retain(|(from, to), _| *from != node && *to != node);
+    }
+
+    /// Whether something is still being measured that is worth waiting for.
+    pub(super) fn is_measuring(
+        &self,
+        there: &BTreeSet<NodeId>,
+        own: NodeId,
+        now: Duration,
+    ) -> bool {
+        let device = |node: &NodeId| match self.surveys.get(node) {
+            Some(Survey::Asked { until }) => now < *until,
+            Some(Survey::Known(_)) => {
+                let way = self.ways_awaited.get(&(*node, own));
+                way.is_some_and(|until| now < *until)
+            }
+            Some(Survey::Refused(_)) | None => false,
+        };
+        let way = |((from, to), until): (&(NodeId, NodeId), &Duration)| {
+            there.contains(from) && there.contains(to) && now < *until
+        };
+        there.iter().any(device) || self.ways_awaited.iter().any(way)
+    }
+
+    /// What is known of a device for planning, or why nothing is.
+    fn known(&self, node: NodeId, own: NodeId, now: Duration) -> Result<&Arc<Surveyed>, String> {
+        match self.surveys.get(&node) {
+            Some(Survey::Known(surveyed)) if node == own || self.links.knows(node, own) => {
+                Ok(surveyed)
+            }
+            Some(Survey::Refused(reason)) => Err(reason.clone()),
+            Some(Survey::Asked { until }) if now >= *until => {
+                Err(format!("it was not measured within {} s", SURVEY_TIMEOUT.as_secs()))
+            }
+            Some(Survey::Known(_)) if !self.ways_awaited.contains_key(&(node, own)) => {
+                Err("the way to it cannot be measured".to_owned())
+            }
+            _ => Err("it is being measured".to_owned()),
+        }
+    }
+
+    /// Devices of `there` that can be planned with.
+    pub(super) fn candidates(
+        &self,
+        there: &BTreeSet<NodeId>,
+        own: NodeId,
+        now: Duration,
+    ) -> BTreeSet<NodeId> {
+        there.iter().copied().filter(|node| self.known(*node, own, now).is_ok()).collect()
+    }
+
+    /// A device for the planner; `about` is its name and the memory it gives.
+    pub(super) fn candidate(
+        &self,
+        node: NodeId,
+        own: NodeId,
+        now: Duration,
+        about: (String, u64),
+    ) -> Option<Candidate> {
+        let surveyed = Arc::clone(self.known(node, own, now).ok()?);
+        let factor = if surveyed.measured { self.corrections.factor(node) } else { 1.0 };
+        let (name, budget_bytes) = about;
+        Some(Candidate { node, name, budget_bytes, surveyed, factor })
+    }
+
+    /// Why a device has no layers, if that is known.
+    pub(super) fn why_left_out(&self, node: NodeId, own: NodeId, now: Duration) -> Option<String> {
+        if let Err(reason) = self.known(node, own, now) {
+            return Some(reason);
+        }
+        self.placed.as_ref()?.left_out.get(&node).cloned()
+    }
+
+    /// The ring in force, for the planner to compare with.
+    pub(super) fn in_force(&self) -> Option<InForce> {
+        let placed = self.placed.as_ref()?;
+        let nodes = placed.members.iter().map(|member| member.node).collect();
+        Some(InForce { route: placed.route.clone(), nodes })
+    }
+
+    /// Predicted time of a member for computing a token, the one for sending it, and the factor
+    /// that they were corrected by.
+    pub(super) fn predicted(&self, node: NodeId) -> Option<(f64, f64, f64)> {
+        let members = &self.placed.as_ref()?.members;
+        let member = members.iter().find(|member| member.node == node)?;
+        Some((member.compute_s, member.hop_s, member.factor))
+    }
+
+    /// Takes what a member has needed for a token.
+    pub(super) fn learn_time(&mut self, node: NodeId, measured_s: f64) {
+        let believed = |survey: &Survey| matches!(survey, Survey::Known(it) if it.measured);
+        if let Some((predicted_s, _, used)) = self.predicted(node)
+            && self.surveys.get(&node).is_some_and(believed)
+        {
+            self.corrections.learn(node, used, predicted_s, measured_s);
+        }
+    }
+
+    /// How far predictions of a device were wrong.
+    pub(super) fn correction(&self, node: NodeId) -> Option<f64> {
+        let factor = self.corrections.factor(node);
+        (factor != 1.0).then_some(factor)
+    }
+
+    /// Whether it is time to plan anew because a device is not as fast as its plan was made for, or
+    /// because somebody was waited for in vain.
+    pub(super) fn look(&mut self, now: Duration) -> bool {
+        let overdue = |until: &Duration| now >= *until;
+        let silent = self.surveys.values().any(|survey| match survey {
+            Survey::Asked { until } => overdue(until),
+            _ => false,
+        });
+        if silent {
+            for survey in self.surveys.values_mut() {
+                if matches!(survey, Survey::Asked { until } if now >= *until) {
+                    let seconds = SURVEY_TIMEOUT.as_secs();
+                    *survey = Survey::Refused(format!("it was not measured within {seconds} s"));
+                }
+            }
+        }
+        let ways = self.ways_awaited.len();
+        self.ways_awaited.retain(|_, until| now < *until);
+        let mut news = silent || self.ways_awaited.len() < ways;
+        if now >= self.looked + LOOK_INTERVAL {
+            self.looked = now;
+            let members = self.placed.iter().flat_map(|placed| &placed.members);
+            news |= members.into_iter().any(|member| {
+                (self.corrections.factor(member.node) / member.factor - 1.0).abs() > CHANGE_MIN
+            });
+        }
+        self.stale |= news;
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_waited_for_until_its_time_is_over() {
+        let (own, other) = (NodeId([0; 32]), NodeId([1; 32]));
+        let there = BTreeSet::from([own, other]);
+        let mut placing = Placing::default();
+        let at = Duration::from_secs;
+        placing.ask(other, at(1));
+        assert!(placing.is_measuring(&there, own, at(2)));
+        let why = |placing: &Placing, now| placing.why_left_out(other, own, now).unwrap();
+        assert_eq!(why(&placing, at(2)), "it is being measured");
+        assert!(!placing.look(at(100)));
+        assert!(placing.look(at(121)), "the plan goes on without it");
+        assert!(!placing.is_measuring(&there, own, at(121)));
+        assert_eq!(why(&placing, at(121)), "it was not measured within 120 s");
+        // A device that comes back is asked again.
+        placing.forget(other);
+        placing.ask(other, at(122));
+        assert!(placing.is_measuring(&there, own, at(123)));
+    }
+
+    #[test]
+    fn a_profile_that_is_not_believed_leaves_its_device_out() {
+        let (own, other) = (NodeId([0; 32]), NodeId([1; 32]));
+        let mut placing = Placing::default();
+        let told = serde_json::json!({ "measured": true, "device": { "name": 7 } });
+        let told = ProfileJson::new(told).unwrap();
+        let refused = placing.judge(other, &told).unwrap_err();
+        assert!(refused.starts_with("its profile is wrong: name: invalid type"), "{refused}");
+        assert_eq!(placing.why_left_out(other, own, Duration::ZERO), Some(refused));
+        assert!(placing.candidates(&BTreeSet::from([own, other]), own, Duration::ZERO).is_empty());
+    }
+}
