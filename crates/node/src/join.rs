@@ -273,7 +273,11 @@ fn options(
         threads: ThreadPoolOptions { threads, poll_percent: loading::POLL_PERCENT, pinned: false },
         layout: arguments.layout.choice(),
         residency: arguments.weights.residency(),
-        profile: ProfileSource::new(arguments.profile.as_deref())?,
+        profile: ProfileSource::new(
+            arguments.profile.as_deref(),
+            arguments.models.clone(),
+            arguments.threads,
+        )?,
         named,
     })
 }

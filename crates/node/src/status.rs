@@ -214,7 +214,18 @@ mod tests {
             },
             "links": [link("desk", "phone", false), link("phone", "box", true)],
         });
-        expect_test::expect![[r#""#]].assert_eq(&plan_words(&cluster, &nodes));
+        expect_test::expect![[r#"
+
+            a token takes 41.0 ms by the plan, measured 43.5 ms
+              It is so.
+              phone: not used; a hop costs 9 ms.
+              box: it is being measured.
+
+            from   to     round trip      rate  known by
+            desk   phone      0.4 ms  118 MB/s  measuring
+            phone  box        0.4 ms  118 MB/s  the ways over the head
+        "#]]
+        .assert_eq(&plan_words(&cluster, &nodes));
         assert_eq!(plan_words(&json!({}), &[]), "");
     }
 

@@ -14,7 +14,6 @@ use motley_ring::{
 use super::head::{Control, Event, SETTLE};
 use super::place::{Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed, place};
 use super::split::{self, Split};
-use super::survey::SurveyQuestion;
 use crate::driver::AnswerError;
 use crate::plan;
 use crate::stage;
@@ -152,17 +151,11 @@ impl Control {
             Err(failure) => return self.place_by_memory(&failure.report()),
         }
         self.placing.ask(self.own, now);
-        let engine = &self.plan.engine;
-        let question = SurveyQuestion {
-            model_name: name,
-            context_tokens: count(engine.context_tokens),
-            batch_rows_max: count(engine.batch_rows_max),
-            threads: engine.threads.threads,
-        };
         let (source, path) = (self.plan.profile.clone(), self.plan.model.path().to_owned());
         let events = self.events.clone();
         let measuring = move || {
-            let surveyed = source.survey(&path, &question).map_err(|error| format!("{error:#}"));
+            let surveyed = source.survey(&name, || Ok(path));
+            let surveyed = surveyed.map_err(|error| format!("{error:#}"));
             let _ = events.send(Event::OwnSurvey(surveyed));
         };
         if let Err(error) = thread::Builder::new().name("measure".to_owned()).spawn(measuring) {

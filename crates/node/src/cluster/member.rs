@@ -457,9 +457,8 @@ impl Session<'_> {
         self.name_nodes(survey.others.iter().copied());
         let fetcher = self.fetcher(survey.model.clone(), self.reachable(&survey.sources));
         let source = self.member.options.profile.clone();
-        let threads = self.member.options.threads.threads;
         self.measure(move |events| {
-            let message = survey::answer(&source, &survey, &fetcher, threads);
+            let message = survey::answer(&source, &survey, &fetcher);
             let _ = events.send(Event::Measured(message));
         });
     }

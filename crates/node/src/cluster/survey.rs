@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use motley_cluster::DeviceProfile;
+use motley_engine::Model;
 use motley_ring::{
     ClusterId, ControlMessage, LinkMeasured, Peer, ProfileJson, Survey, SurveyFailed,
     Surveyed as SurveyedMessage, Text,
@@ -15,6 +16,7 @@ use super::probing;
 use super::wire::MessageConnection;
 use crate::failure::Failure;
 use crate::plan;
+use crate::profile::{self, Effort};
 use crate::terminal;
 use crate::transport::Endpoint;
 
@@ -23,75 +25,60 @@ use crate::transport::Endpoint;
 pub(crate) enum ProfileSource {
     /// Somebody wrote it down.
     Written(Box<DeviceProfile>),
-    /// It is measured.
-    Measured,
-}
-
-/// What a device is asked about itself.
-#[derive(Clone, Debug)]
-pub(crate) struct SurveyQuestion {
-    /// What the model is called in tables.
-    pub(crate) model_name: String,
-    /// Tokens of context that a sequence may have.
-    pub(crate) context_tokens: u32,
-    /// Rows of a micro-batch.
-    pub(crate) batch_rows_max: u32,
-    /// Threads that compute.
-    pub(crate) threads: usize,
+    /// It is measured so.
+    Measured(Box<profile::Options>),
 }
 
 impl ProfileSource {
-    /// From a file, if there is one.
+    /// From a file, if there is one; else from measuring, as long as whoever starts a device will
+    /// wait for it, with so many threads.
     ///
     /// # Errors
-    /// When it cannot be read or says what cannot be; the message names the field.
-    pub(crate) fn new(file: Option<&Path>) -> Result<Self, Failure> {
+    /// When the file cannot be read or says what cannot be; the message names the field.
+    pub(crate) fn new(
+        file: Option<&Path>,
+        models: Option<PathBuf>,
+        threads: Option<usize>,
+    ) -> Result<Self, Failure> {
         Ok(match file {
             Some(path) => Self::Written(Box::new(plan::read_document(path)?)),
-            None => Self::Measured,
+            None => {
+                let options = profile::Options::new(models, threads, Effort::Quick)?;
+                Self::Measured(Box::new(options))
+            }
         })
     }
 
-    /// Whether nothing of the model is needed for it.
-    pub(super) fn is_written(&self) -> bool {
-        matches!(self, Self::Written(_))
-    }
-
-    /// The profile with tables of the model whose metadata lie at `path`.
+    /// The profile with tables of a model, of which only the metadata need be at the place that
+    /// `metadata` gives; it is not asked for where nothing is measured.
     ///
     /// # Errors
-    /// When the device cannot be measured.
+    /// When the device cannot be measured, or the model is not to be had.
     pub(super) fn survey(
         &self,
-        _path: &Path,
-        _question: &SurveyQuestion,
+        model_name: &str,
+        metadata: impl FnOnce() -> anyhow::Result<PathBuf>,
     ) -> anyhow::Result<Surveyed> {
-        match self {
+        let options = match self {
             Self::Written(device) => {
-                Ok(Surveyed { measured: false, device: DeviceProfile::clone(device) })
+                return Ok(Surveyed { measured: false, device: DeviceProfile::clone(device) });
             }
-            Self::Measured => anyhow::bail!("this build cannot measure devices"),
-        }
+            Self::Measured(options) => options,
+        };
+        let model = Model::open(&metadata()?)?;
+        terminal::note("measuring this device ...\n");
+        let device = profile::device(options, &mut |_| {})?.device;
+        let tables = profile::model_tables(options, model_name, model.directory(), &mut |_| {})?;
+        Ok(Surveyed { measured: true, device: tables.merged_into(&device)? })
     }
 }
 
 /// A member's answer to a survey.
-pub(super) fn answer(
-    source: &ProfileSource,
-    survey: &Survey,
-    fetcher: &Fetcher,
-    threads: usize,
-) -> ControlMessage {
+pub(super) fn answer(source: &ProfileSource, survey: &Survey, fetcher: &Fetcher) -> ControlMessage {
     let model = survey.model.digest;
     let measured = || -> anyhow::Result<ProfileJson> {
-        let path = if source.is_written() { PathBuf::new() } else { fetcher.metadata()? };
-        let question = SurveyQuestion {
-            model_name: plan::profile_name(&survey.model.name.to_string()),
-            context_tokens: survey.context_tokens,
-            batch_rows_max: survey.batch_rows_max,
-            threads,
-        };
-        Ok(source.survey(&path, &question)?.to_json()?)
+        let name = plan::profile_name(survey.model.name.as_str());
+        Ok(source.survey(&name, || fetcher.metadata())?.to_json()?)
     };
     match measured() {
         Ok(profile) => ControlMessage::Surveyed(Box::new(SurveyedMessage { model, profile })),

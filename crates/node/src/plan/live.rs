@@ -143,7 +143,15 @@ mod tests {
                 { "name": "phone", "layers": [], "hop_predicted_us": null },
             ],
         });
-        expect_test::expect![[r#""#]].assert_eq(&text(&cluster));
+        expect_test::expect![[r#"
+            plan 3, one sequence
+            stage   layers  predicted ms  measured ms  ratio  correction
+            desk    0-3            10.00        11.00   1.10  -
+            laptop  4-7            10.00        12.00   1.20  -
+            hops    -               1.00         1.00   1.00  -
+            token   -              21.00        24.00   1.14  -
+        "#]]
+        .assert_eq(&text(&cluster));
         cluster["nodes"][1]["token_measured_us"] = Json::Null;
         let document = document(&cluster);
         assert_eq!(document["hops"], json!({ "predicted_ms": 1.0, "measured_ms": null }));

@@ -26,7 +26,9 @@ pub(super) fn of_file(path: &Path) -> Result<ModelProfile, Failure> {
 
 /// The name that the profile of a file has.
 pub(crate) fn model_name(path: &Path) -> String {
-    profile_name(&path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().to_string()))
+    profile_name(
+        &path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().to_string()),
+    )
 }
 
 /// The profile of a model that is open, under this name.

@@ -127,7 +127,11 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
         split: arguments.split.clone(),
         objective: arguments.objective.objective(),
         workload: arguments.workload.as_deref().map(plan::read_document).transpose()?,
-        profile: ProfileSource::new(arguments.profile.as_deref())?,
+        profile: ProfileSource::new(
+            arguments.profile.as_deref(),
+            arguments.models.clone(),
+            arguments.threads,
+        )?,
         rounds: arguments.rounds,
         wire: arguments.wire.element(),
     }))

@@ -145,11 +145,21 @@ fn members(
 fn left_out(asked: &Asked, explanation: &Explanation) -> BTreeMap<NodeId, String> {
     let mut left_out = asked.refused.clone();
     for unused in explanation.unused.iter().filter(|unused| !unused.relay) {
+        let node = asked.nodes[unused.device.index()];
+        // Without any ring that has it, there is no gain and no cost to tell.
+        if unused.tpot_with.is_none() && unused.gain == Seconds::ZERO {
+            let reason = match asked.is_reachable(unused.device) {
+                true => "not used; it has no room for a layer",
+                false => "not used; there is no way to it",
+            };
+            left_out.insert(node, reason.to_owned());
+            continue;
+        }
         let sentence = explanation.why_unused(unused.device).unwrap_or_default();
         // The device's name stands before the sentence.
         let reason = sentence.strip_prefix(&format!("{}: ", unused.name)).unwrap_or(&sentence);
         let reason = reason.trim_end_matches('.').to_owned();
-        left_out.insert(asked.nodes[unused.device.index()], reason);
+        left_out.insert(node, reason);
     }
     left_out
 }

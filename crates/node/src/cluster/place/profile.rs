@@ -53,9 +53,11 @@ impl Surveyed {
             .ok_or_else(|| field("measured: must be true or false"))?;
         let device = entries.get("device").ok_or_else(|| field("device: is missing"))?;
         let device = from_json(&device.to_string()).map_err(|error| {
+            // Where in the text it stands is of no use to whoever reads.
+            let problem = error.problem.split(" at line ").next().unwrap_or_default();
             ProfileRefused::Field(match error.field.as_str() {
-                "." => error.problem,
-                path => format!("{path}: {}", error.problem),
+                "." => problem.to_owned(),
+                path => format!("{path}: {problem}"),
             })
         })?;
         Ok(Self { measured, device })

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use motley_cluster::{
-    BufferDemand, Bytes, Cluster, ClusterSpec, DeviceProfile, FieldError, FormatVersion, LinkPair,
-    LinkSpec, ModelProfile, Workload, compute_buffer_bytes,
+    BufferDemand, Bytes, Cluster, ClusterSpec, DeviceId, DeviceProfile, FieldError, FormatVersion,
+    LinkPair, LinkSpec, ModelProfile, Workload, compute_buffer_bytes,
 };
 use motley_planner::{Objective, PlanOptions, Problem};
 use motley_ring::NodeId;
@@ -63,6 +63,14 @@ pub(super) struct Asked {
     pub(super) nodes: Vec<NodeId>,
     /// Devices that cannot be planned with, and why.
     pub(super) refused: BTreeMap<NodeId, String>,
+}
+
+impl Asked {
+    /// Whether some other device reaches this one.
+    pub(super) fn is_reachable(&self, device: DeviceId) -> bool {
+        let cluster = &self.problem.cluster;
+        cluster.ids().any(|other| cluster.links().direct(other, device).is_some())
+    }
 }
 
 impl Question {
