@@ -23,7 +23,7 @@ use super::epoch;
 use super::place::{Goal, NoPlacement, Placement, Surveyed};
 use super::placing::Placing;
 use super::remains::Remains;
-use super::room::Sizes;
+use super::room::{self, Sizes};
 use super::roster::RosterWatch;
 use super::series;
 use super::session::Session;
@@ -520,14 +520,17 @@ impl Control {
         let assignment = Arc::new(upcoming.prepare.assignment.clone());
         let own = upcoming.prepare.member;
         let loading = (|| -> anyhow::Result<Standby> {
+            let windows: Vec<_> = assignment.windows_of(own).map(|it| (it.start, it.end)).collect();
             let layers = assignment.windows_of(own);
             let layers = layers.map(|window| window.start as usize..window.end as usize);
+            let engine = self.plan.engine.clone();
             let options = EngineOptions {
                 layers: LayerSet::new(layers),
                 embedding: true,
                 head: true,
                 slots: assignment.spec().slots as usize,
-                ..self.plan.engine.clone()
+                placement: room::placement(&windows, &upcoming.prepare.residency, engine.placement),
+                ..engine
             };
             let deployment = driver::Deployment {
                 model: Arc::clone(&self.plan.model),

@@ -590,7 +590,7 @@ fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOp
         cache: room::cache_element(spec.kv_type)?,
         threads: options.threads,
         layout: options.layout,
-        placement: options.residency.into(),
+        placement: room::placement(&windows(prepare), &prepare.residency, options.residency.into()),
     })
 }
 
@@ -620,5 +620,5 @@ fn admit(
         placement: Residency::default().into(),
     };
     let sizes = Sizes::new(directory, &options)?;
-    room::admit(&sizes, &windows(prepare), budget_bytes)
+    room::admit(&sizes, &windows(prepare), &prepare.residency, budget_bytes)
 }

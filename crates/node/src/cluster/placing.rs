@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use motley_cluster::ModelProfile;
+use motley_cluster::{ModelProfile, ResidencyRun};
 use motley_ring::limits::{PROBE_TIMEOUT, SURVEY_TIMEOUT};
 use motley_ring::{LinkQuality, NodeId, ProfileJson};
 
@@ -205,7 +205,8 @@ impl Placing {
     pub(super) fn in_force(&self) -> Option<InForce> {
         let placed = self.placed.as_ref()?;
         let nodes = placed.members.iter().map(|member| member.node).collect();
-        Some(InForce { route: placed.route.clone(), nodes })
+        let waiting_s = placed.waiting_s;
+        Some(InForce { route: placed.route.clone(), nodes, waiting_s })
     }
 
     /// Predicted time of a member for computing a token, the one for sending it, and the factor
@@ -214,6 +215,13 @@ impl Placing {
         let members = &self.placed.as_ref()?.members;
         let member = members.iter().find(|member| member.node == node)?;
         Some((member.compute_s, member.hop_s, member.factor))
+    }
+
+    /// How the plan in force keeps the layers of a member.
+    pub(super) fn residency(&self, node: NodeId) -> &[ResidencyRun] {
+        let members = self.placed.as_ref().map_or(&[][..], |placed| &placed.members);
+        let member = members.iter().find(|member| member.node == node);
+        member.map_or(&[], |member| &member.residency)
     }
 
     /// Takes what a member has needed for a token.

@@ -1,5 +1,6 @@
 //! Measuring the way to another device: round trips of short messages, then rates both ways.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use motley_ring::limits::{PROBE_BYTES_MAX, PROBE_TIMEOUT};
@@ -9,6 +10,10 @@ use super::wire::{MessageConnection, WireError};
 
 /// Short messages whose round trips are measured.
 const ROUND_TRIPS: usize = 9;
+
+/// Before each of them. A token's activations come to a device that has rested, too, and waking it
+/// is a part of their way.
+const REST: Duration = Duration::from_millis(3);
 
 /// Bytes of the first message that measures a rate; each next one has four times as many.
 const FIRST_BYTES: u32 = 1 << 14;
@@ -31,6 +36,7 @@ pub(super) fn measure(mut connection: MessageConnection) -> Result<LinkQuality, 
     let began = Instant::now();
     let mut round_trips = Vec::with_capacity(ROUND_TRIPS);
     for index in 0..=ROUND_TRIPS {
+        thread::sleep(REST);
         let time = exchange(&mut connection, 0, 0)?;
         // The first waits for the other end's thread.
         if index > 0 {

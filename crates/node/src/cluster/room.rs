@@ -1,6 +1,7 @@
 //! What layers and their surroundings take in memory, for dealing them out and for admission.
 
-use motley_engine::{CacheElement, EngineOptions};
+use motley_cluster::{LayerIndex, Residency as Kept, ResidencyRun};
+use motley_engine::{CacheElement, EngineOptions, Placement, Residency};
 use motley_model::ModelDirectory;
 
 use crate::memory::{self, Needed, Usage};
@@ -10,6 +11,8 @@ use crate::memory::{self, Needed, Usage};
 pub(crate) struct Sizes {
     /// Weights, keys and values of each layer.
     pub(crate) layer_bytes: Vec<u64>,
+    /// Of them keys and values.
+    layer_cache_bytes: Vec<u64>,
     /// Embedding and projection.
     ends_bytes: u64,
     /// Intermediate values and the program.
@@ -32,6 +35,7 @@ impl Sizes {
         let layers = model.layer_weights_bytes.iter().zip(&model.layer_cache_bytes);
         Ok(Self {
             layer_bytes: layers.map(|(weights, cache)| weights + cache).collect(),
+            layer_cache_bytes: model.layer_cache_bytes.clone(),
             ends_bytes: model.embedding_bytes + model.head_bytes,
             work_bytes: needed.compute_bytes + Needed::PROGRAM_BYTES,
         })
@@ -40,7 +44,8 @@ impl Sizes {
     /// Sizes of a model that is not there.
     #[cfg(test)]
     pub(crate) fn made(layer_bytes: &[u64], ends_bytes: u64, work_bytes: u64) -> Self {
-        Self { layer_bytes: layer_bytes.to_vec(), ends_bytes, work_bytes }
+        let layer_cache_bytes = vec![0; layer_bytes.len()];
+        Self { layer_bytes: layer_bytes.to_vec(), layer_cache_bytes, ends_bytes, work_bytes }
     }
 
     /// Intermediate values and the program itself.
@@ -54,20 +59,59 @@ impl Sizes {
     }
 }
 
-/// Memory of these layers, given as first and last plus one.
-pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)]) -> u64 {
-    let windows = layers
-        .iter()
-        .filter_map(|(first, end)| sizes.layer_bytes.get(*first as usize..*end as usize));
-    windows.flatten().sum()
+/// Layers through which weights are streamed: one is read while another is used.
+const STREAMED_LAYERS: u64 = 2;
+
+/// Memory of these layers, given as first and last plus one, kept as `residency` says; without a
+/// word on it, in memory.
+pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[ResidencyRun]) -> u64 {
+    let (mut bytes, mut widest_streamed) = (0, 0);
+    for layer in layers.iter().flat_map(|(first, end)| *first..*end) {
+        let all = sizes.layer_bytes.get(layer as usize).copied().unwrap_or(0);
+        let cache = sizes.layer_cache_bytes.get(layer as usize).copied().unwrap_or(0);
+        if kept(residency, layer) == Some(Kept::Stream) {
+            bytes += cache;
+            widest_streamed = all.saturating_sub(cache).max(widest_streamed);
+        } else {
+            bytes += all;
+        }
+    }
+    bytes + STREAMED_LAYERS * widest_streamed
+}
+
+fn kept(residency: &[ResidencyRun], layer: u32) -> Option<Kept> {
+    let layer = LayerIndex::new(layer);
+    residency.iter().find(|run| run.layers.contains(layer)).map(|run| run.weights)
+}
+
+/// The engine's words for how a plan keeps these layers. Where nothing is streamed, all are kept as
+/// the device's owner wants; layers of a GPU, which this build cannot use, are kept in memory.
+pub(crate) fn placement(
+    layers: &[(u32, u32)],
+    residency: &[ResidencyRun],
+    wish: Placement,
+) -> Placement {
+    let mut layers: Vec<u32> = layers.iter().flat_map(|(first, end)| *first..*end).collect();
+    layers.sort_unstable();
+    let streams = |layer: &u32| kept(residency, *layer) == Some(Kept::Stream);
+    if !layers.iter().any(streams) {
+        return wish;
+    }
+    let place = |layer| if streams(&layer) { Residency::Stream } else { Residency::Ram };
+    Placement::per_layer(layers.into_iter().map(place).collect())
 }
 
 /// Refuses a part of a model that does not fit.
 ///
 /// # Errors
 /// With what it needs and what there is.
-pub(crate) fn admit(sizes: &Sizes, layers: &[(u32, u32)], budget_bytes: u64) -> anyhow::Result<()> {
-    let needed = layer_bytes(sizes, layers) + sizes.fixed_bytes(false);
+pub(crate) fn admit(
+    sizes: &Sizes,
+    layers: &[(u32, u32)],
+    residency: &[ResidencyRun],
+    budget_bytes: u64,
+) -> anyhow::Result<()> {
+    let needed = layer_bytes(sizes, layers, residency) + sizes.fixed_bytes(false);
     anyhow::ensure!(
         needed <= budget_bytes,
         "the layers need {}, this device gives {}",
@@ -83,5 +127,43 @@ pub(crate) fn cache_element(kv_type: motley_cluster::KvType) -> Option<CacheElem
         motley_cluster::KvType::F16 => Some(CacheElement::F16),
         motley_cluster::KvType::Q8_0 => Some(CacheElement::Q8_0),
         motley_cluster::KvType::Q4_0 => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use motley_cluster::{KvPlace, LayerRange};
+
+    use super::*;
+
+    #[test]
+    fn streamed_layers_need_their_cache_and_two_of_them_in_memory() {
+        let sizes = Sizes {
+            layer_bytes: vec![110, 110, 120, 110],
+            layer_cache_bytes: vec![10; 4],
+            ends_bytes: 5,
+            work_bytes: 7,
+        };
+        let run = |first, count, weights| ResidencyRun {
+            layers: LayerRange::with_len(first, count),
+            weights,
+            kv: KvPlace::Ram,
+        };
+        let residency = [run(0, 1, Kept::Ram), run(1, 2, Kept::Stream)];
+        assert_eq!(layer_bytes(&sizes, &[(0, 3)], &[]), 340);
+        assert_eq!(layer_bytes(&sizes, &[(0, 3)], &residency), 110 + 20 + 2 * 110);
+        assert_eq!(layer_bytes(&sizes, &[(0, 9)], &[]), 450, "there are no more layers");
+        assert!(admit(&sizes, &[(0, 3)], &residency, 357).is_ok());
+        assert_eq!(
+            admit(&sizes, &[(0, 3)], &residency, 356).unwrap_err().to_string(),
+            "the layers need 357 B, this device gives 356 B"
+        );
+        let wish = || Placement::from(Residency::Mapped);
+        assert_eq!(placement(&[(0, 3)], &[], wish()), wish());
+        assert_eq!(placement(&[(0, 1)], &residency, wish()), wish(), "nothing is streamed");
+        let (ram, stream) = (Residency::Ram, Residency::Stream);
+        let per_layer = Placement::per_layer(vec![ram, stream, stream, ram]);
+        // Windows of several rounds, and a layer of which nothing is said.
+        assert_eq!(placement(&[(2, 4), (0, 2)], &residency, wish()), per_layer);
     }
 }

@@ -155,7 +155,7 @@ impl Control {
         }
         let predicted = self.placing.predicted(node).filter(|_| self.serving.is_some());
         let member = &self.coordinator.members()[&node];
-        let used = room::layer_bytes(&self.plan.sizes, &layers);
+        let used = room::layer_bytes(&self.plan.sizes, &layers, self.placing.residency(node));
         let left_out = layers.is_empty() && !own && self.plan.split == Split::Auto;
         NodeState {
             name: member.name.to_string(),

@@ -19,14 +19,12 @@ use motley_planner::{
     explain, explain_refusal, export, plan,
 };
 
-pub(crate) use profile::{of_directory as model_profile, profile_name};
+pub(crate) use profile::{model_name, of_directory as model_profile, profile_name};
 pub(crate) use question::{of_ring as goal, read as read_document};
 
 use crate::failure::{Failure, Kind};
 use crate::status::HeadPlace;
 use crate::terminal;
-
-pub(crate) use profile::model_name;
 
 /// Columns of a drawing.
 const COLUMNS: usize = 80;

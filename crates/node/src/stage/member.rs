@@ -182,7 +182,8 @@ impl Worker {
         // The product travels on, so that each step needs one of its own.
         let mut product = Vec::new();
         let began = Instant::now();
-        let computed = self.scratch.compute(&mut self.engine, &work, HeadRows::LOGITS, &mut product);
+        let computed =
+            self.scratch.compute(&mut self.engine, &work, HeadRows::LOGITS, &mut product);
         if work.batch.rows() == 1 {
             add(&self.meter.token_ns, began.elapsed());
             self.meter.token_steps.fetch_add(1, Ordering::Relaxed);

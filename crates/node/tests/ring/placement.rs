@@ -22,7 +22,8 @@ fn profile(folder: &Path, name: &str, read_mb_per_s: f64, memory_mb: u64) -> Str
         "memory": {
             "ram_total_bytes": 4_000_000_000_u64, "ram_available_bytes": memory_mb * 1_000_000,
         },
-        "disk": { "sequential_bytes_per_s": 1e9, "random_bytes_per_s": 1e8 },
+        // So slow that no layer is streamed.
+        "disk": { "sequential_bytes_per_s": 1e6, "random_bytes_per_s": 1e6 },
         "cpu": {
             "flops_per_s": { "q4_1": 1e13 }, "read_bytes_per_s": read_mb_per_s * 1e6,
             "combination": "roofline",
@@ -64,7 +65,7 @@ fn unequal(model: &str) -> (Rig, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let of = |name, read, memory| profile(folder.path(), name, read, memory);
     let (head, fast, slow) =
-        (of("head", 100.0, 2000), of("fast", 800.0, 200), of("slow", 10.0, 2000));
+        (of("head", 100.0, 2000), of("fast", 800.0, 160), of("slow", 10.0, 2000));
     let mut rig = Rig::head(model, &["--nodes", "2", "--profile", &head]);
     let models = Path::new(model).parent().unwrap().to_str().unwrap().to_owned();
     rig.join(&["--models", &models, "--profile", &fast]);

@@ -25,6 +25,8 @@ pub(crate) struct Placement {
     pub(crate) rounds: u32,
     /// Time per token of one sequence.
     pub(crate) token_s: f64,
+    /// Part of it in which everybody waits for disks.
+    pub(crate) waiting_s: f64,
     /// Time to the first token of the goal's prompt.
     pub(crate) first_token_s: f64,
     /// Why it is as it is, a sentence each.
@@ -55,6 +57,8 @@ pub(crate) struct InForce {
     pub(crate) route: Route,
     /// In the order of the route's list.
     pub(crate) nodes: Vec<NodeId>,
+    /// Time per token in which it waits for disks, as its plan had it.
+    pub(crate) waiting_s: f64,
 }
 
 /// Why layers cannot be placed.
@@ -101,16 +105,15 @@ pub(crate) fn place(
     let mut reasons = explanation.reasons(&asked.problem);
     reasons.extend(rather);
     let token_in_force_s = in_force.and_then(|ring| in_force_time(&asked, ring));
+    let worked_s = token_time(&times).value();
+    let token_s = if latency { outcome.plan.predicted().tpot_s.value() } else { worked_s };
     Ok(Placement {
         members: members(question, &asked, replica, (&devices, &times)),
         slots: if latency { question.slots } else { replica.slots },
         groups: (!latency).then_some(replica.groups),
         rounds: replica.rounds,
-        token_s: if latency {
-            outcome.plan.predicted().tpot_s.value()
-        } else {
-            token_time(&times).value()
-        },
+        token_s,
+        waiting_s: (token_s - worked_s).max(0.0),
         first_token_s: outcome.plan.predicted().ttft_s.value(),
         left_out: left_out(&asked, &explanation),
         reasons,
@@ -171,7 +174,8 @@ fn in_force_time(asked: &Asked, ring: &InForce) -> Option<f64> {
         Some(DeviceId::new(u16::try_from(at).ok()?))
     };
     let devices: Vec<DeviceId> = ring.nodes.iter().map(device).collect::<Option<_>>()?;
-    Some(token_time(&stage_times(&asked.problem, &ring.route, &devices)?).value())
+    let worked = token_time(&stage_times(&asked.problem, &ring.route, &devices)?);
+    Some(worked.value() + ring.waiting_s)
 }
 
 /// Methods that plan one ring, for goals whose best plan would be several.

@@ -16,10 +16,6 @@ use super::profile::Surveyed;
 use crate::cluster::room::Sizes;
 use crate::plan::profile_name;
 
-/// Whether the engine can read layers from disk for every token at the disk's own rate. As long as
-/// it cannot, a model must fit the memory of the devices.
-const STREAMS: bool = false;
-
 /// Rounds of a ring at most.
 const ROUNDS_MAX: u32 = 32;
 
@@ -110,7 +106,6 @@ impl Question {
             workload: self.goal.workload.clone(),
             objective: self.goal.objective,
             options: PlanOptions {
-                allow_streaming: STREAMS,
                 slots_max: self.slots,
                 kept_sequences: self.slots,
                 rounds_max: ROUNDS_MAX,

@@ -217,6 +217,20 @@ fn memory_that_does_not_suffice_is_told_with_what_would_help() {
 }
 
 #[test]
+fn what_does_not_fit_is_streamed() {
+    let question = question(&[(10.0, 600), (10.0, 400)]);
+    let placement = place(&question, None).unwrap();
+    let runs = placement.members.iter().flat_map(|member| &member.residency);
+    let streamed: u32 = runs
+        .filter(|run| run.weights == motley_cluster::Residency::Stream)
+        .map(|run| run.layers.len())
+        .sum();
+    assert!((1..10).contains(&streamed), "{streamed}");
+    assert!(placement.waiting_s >= 0.0);
+    check(&question, expect![[r#""#]]);
+}
+
+#[test]
 fn a_device_that_nobody_reaches_gets_no_layers() {
     let mut apart = question(&[(10.0, 700), (20.0, 700), (20.0, 700)]);
     apart.links.learn(node(2), node(0), None).unwrap();
@@ -251,7 +265,7 @@ fn the_ring_in_force_is_measured_by_what_is_known_now() {
     let mut known = question(&[(10.0, 3000), (20.0, 700)]);
     let before = place(&known, None).unwrap();
     let nodes: Vec<NodeId> = before.members.iter().map(|member| member.node).collect();
-    let ring = InForce { route: before.route.clone(), nodes };
+    let ring = InForce { route: before.route.clone(), nodes, waiting_s: 0.0 };
     let same = place(&known, Some(&ring)).unwrap();
     assert!((same.token_in_force_s.unwrap() - same.token_s).abs() < 1e-9);
     known.candidates[1].factor = 4.0;
@@ -259,7 +273,7 @@ fn the_ring_in_force_is_measured_by_what_is_known_now() {
     assert!(later.token_in_force_s.unwrap() > 1.3 * later.token_s);
     known.candidates.pop();
     assert_eq!(place(&known, Some(&ring)).unwrap().token_in_force_s, None, "a member is gone");
-    let solo = InForce { route: Route::solo(10), nodes: vec![node(0)] };
+    let solo = InForce { route: Route::solo(10), nodes: vec![node(0)], waiting_s: 0.0 };
     assert!(place(&known, Some(&solo)).unwrap().token_in_force_s.is_some());
 }
 
