@@ -36,13 +36,16 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
     let (gateway, cluster) = (free_address()?, free_address()?);
     let model = SMOLLM2.path(workplace);
     let address = cluster.to_string();
-    ring.start("head", |motley, state| {
+    let serve = |motley: &mut Command, state: &Path, split: &str| {
         motley.arg("serve").arg(&model).arg("--state").arg(state);
-        motley.args(["--split", "even", "--nodes", "2", "-t", "1", "-np", "2"]);
+        motley.args(["--split", split, "--nodes", "2", "-t", "1", "-np", "2"]);
         motley.args(["--port", &gateway.port().to_string()]);
         motley.args(["--cluster-host", "127.0.0.1"]);
         motley.args(["--cluster-port", &cluster.port().to_string()]);
-    })?;
+    };
+    // Three nodes that share one machine gain nothing from each other, so that a plan would leave
+    // two of them out: here everyone gets a third.
+    ring.start("head", |motley, state| serve(motley, state, "even"))?;
     ring.wait(|| Ok(TcpStream::connect_timeout(&cluster, LOOK).is_ok()))?;
     let token = ring.token(&address)?;
     for name in ["laptop", "phone"] {
@@ -67,7 +70,20 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
     let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap_or(0);
     println!("{tokens} tokens in {:.1} s, one thread per node\n", took.as_secs_f64());
     println!("{}", ring.status(gateway)?.trim_end());
+    println!("\nThe same nodes, when a plan may decide:\n");
+    ring.stop("head");
+    ring.start("head", |motley, state| serve(motley, state, "auto"))?;
+    ring.wait(|| Ok(ask(gateway, "GET", "/cluster", None).is_ok_and(|it| is_planned(&it.1))))?;
+    println!("{}", ring.status(gateway)?.trim_end());
     Ok(Outcome::Passed)
+}
+
+/// Whether all three nodes have been measured and the plan made of them serves.
+fn is_planned(cluster: &Value) -> bool {
+    let nodes = cluster["nodes"].as_array().map_or(&[][..], Vec::as_slice);
+    let measured =
+        |node: &Value| node["why"].as_str().is_none_or(|why| !why.contains("being measured"));
+    nodes.len() == 3 && nodes.iter().all(measured) && !cluster["plan"].is_null()
 }
 
 /// Nodes that end with this value, and their folder.
@@ -99,6 +115,11 @@ impl Ring {
         eprintln!("   motley {}", words.join(" "));
         self.nodes.push((name, Service::start(motley, log)?));
         Ok(())
+    }
+
+    /// Ends a node.
+    fn stop(&mut self, name: &str) {
+        self.nodes.retain(|(known, _)| *known != name);
     }
 
     /// Waits until something is so; a node that ends meanwhile is told with the end of its log.

@@ -88,7 +88,11 @@ fn text(cluster: &Json) -> String {
             correction.map_or_else(|| "-".to_owned(), |factor| format!("{factor:.2}")),
         ]);
     }
-    for (name, times) in [("hops", hops(cluster)), ("token", Times::of(&cluster["plan"]))] {
+    let hops = ("hops", hops(cluster));
+    let token = ("token", Times::of(&cluster["plan"]));
+    // One device sends to nobody.
+    let alone = members(cluster).len() == 1;
+    for (name, times) in [hops, token].into_iter().skip(usize::from(alone)) {
         let [predicted, measured, ratio] = times.cells();
         let none = || "-".to_owned();
         table.row([name.to_owned(), none(), predicted, measured, ratio, none()]);

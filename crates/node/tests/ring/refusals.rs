@@ -26,7 +26,7 @@ fn check(rig: &Rig, state: &Path, words: &[&str], expected: &Expect) {
 #[test]
 fn strangers_are_told_why_they_cannot_join() {
     let Some(model) = model() else { return };
-    let rig = Rig::start(&model, 1, &["--nodes", "1"]);
+    let rig = Rig::start(&model, 1, &["--nodes", "1", "--split", "memory"]);
     let (epoch, first) = (rig.serving(2), answer(&rig.url(), PROMPT, 4));
     let outer = tempfile::tempdir().unwrap();
     let [fresh, foreign] = ["fresh", "foreign"].map(|name| outer.path().join(name));
@@ -77,7 +77,7 @@ fn strangers_are_told_why_they_cannot_join() {
 #[test]
 fn tokens_are_good_so_often_and_so_long() {
     let Some(model) = model() else { return };
-    let mut rig = Rig::head(&model, &[]);
+    let mut rig = Rig::head(&model, &["--split", "memory"]);
     let outer = tempfile::tempdir().unwrap();
     let fresh = outer.path().join("fresh");
     let spent = rig.new_token(&["--uses", "1"]);
@@ -114,7 +114,7 @@ fn tokens_are_good_so_often_and_so_long() {
 #[test]
 fn a_member_that_is_removed_is_out_at_once() {
     let Some(model) = model() else { return };
-    let mut rig = Rig::start(&model, 1, &["--nodes", "1"]);
+    let mut rig = Rig::start(&model, 1, &["--nodes", "1", "--split", "memory"]);
     let first = answer(&rig.url(), PROMPT, 4);
     let list = rig.state_of_head().join("members.json");
     let mut members: serde_json::Value = serde_json::from_slice(&fs::read(&list).unwrap()).unwrap();

@@ -207,13 +207,9 @@ fn a_weak_device_behind_a_slow_link_is_left_out_with_its_reason() {
 }
 
 #[test]
-fn memory_that_does_not_suffice_is_told_with_what_would_help() {
-    check(
-        &question(&[(10.0, 600), (10.0, 400)]),
-        expect![[r#"
-        memory is short by 117 MB: made needs 1.03 GB, all devices together have 914 MB; what would help: allow layers to be read from disk; or add 8.59 GB of RAM to desk; or add a device with 117 MB; or use a file of at most 903 MB
-    "#]],
-    );
+fn memory_that_does_not_suffice_even_for_streaming_is_told() {
+    let told = told(&question(&[(10.0, 100), (10.0, 90)]));
+    assert!(told.contains("short by"), "{told}");
 }
 
 #[test]
@@ -227,7 +223,14 @@ fn what_does_not_fit_is_streamed() {
         .sum();
     assert!((1..10).contains(&streamed), "{streamed}");
     assert!(placement.waiting_s >= 0.0);
-    check(&question, expect![[r#""#]]);
+    check(
+        &question,
+        expect![[r#"
+        364.11 ms per token
+        desk: 0..2 4..6 7..9 in 62.12 + 1.99 ms
+        laptop: 2..4 6..7 9..10 in 40.08 + 1.75 ms
+    "#]],
+    );
 }
 
 #[test]
@@ -380,7 +383,7 @@ fn profiles_are_refused_by_their_field() {
         its profile is wrong: memory.ram_available_bytes: 4611686018427388000 is above 16000000000, the value of ram_total_bytes
         its profile is wrong: cpu.flops_per_s: must not be empty
         its profile is wrong: cpu.read_bytes_per_s: 0 B/s is not allowed: it must be finite and above 0
-        its profile is wrong: cpu.read_efficiency: 1000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000 is outside the allowed range 0.001 to 1
+        its profile is wrong: cpu.read_efficiency: 1000000000 is outside the allowed range 0.001 to 1
         its profile is wrong: disk.random_bytes_per_s: 1000000000000 is above 1000000000, the value of sequential_bytes_per_s
         its profile is wrong: gpus[0].kind: unknown variant `abacus`, expected one of `cuda`, `metal`, `other`"#]].assert_eq(&told.join("\n"));
 }
