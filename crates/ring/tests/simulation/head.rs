@@ -38,7 +38,7 @@ pub(crate) struct Request {
     pub(crate) prompt_rows: bool,
     pub(crate) answer: Vec<u32>,
     /// Rows of the prompt whose logits came.
-    pub(crate) prompt_rows: u32,
+    pub(crate) prompt_rows_seen: u32,
     pub(crate) outcome: Option<Outcome>,
 }
 
@@ -265,8 +265,11 @@ impl Head {
             let request = &mut self.requests[ready.request.0 as usize];
             assert!(request.outcome.is_none(), "nothing is computed for what has ended");
             if request.prompt_rows && request.answer.is_empty() {
-                assert_eq!(request.prompt_rows, ready.first_position, "rows of a prompt in order");
-                request.prompt_rows += ready.rows;
+                assert_eq!(
+                    request.prompt_rows_seen, ready.first_position,
+                    "rows of a prompt in order"
+                );
+                request.prompt_rows_seen += ready.rows;
             }
             if !ready.chooses {
                 continue;

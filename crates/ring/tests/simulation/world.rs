@@ -351,7 +351,7 @@ impl World {
                 Some(Outcome::Answered) => {
                     assert_eq!(request.answer, expected, "seed {seed}: request {index}");
                     let rows = if request.prompt_rows { request.prompt.len() as u32 } else { 0 };
-                    assert_eq!(request.prompt_rows, rows, "seed {seed}: request {index}");
+                    assert_eq!(request.prompt_rows_seen, rows, "seed {seed}: request {index}");
                 }
                 Some(Outcome::Failed) => {
                     let fault = self.script.faults.step > 0 || self.crashed.is_some();
@@ -406,7 +406,7 @@ fn draw_requests(random: &mut Random, script: &Script, setting: &Setting) -> Vec
             tokens_max: random.between(1, 24) as u32,
             prompt_rows: random.chance(100),
             answer: Vec::new(),
-            prompt_rows: 0,
+            prompt_rows_seen: 0,
             outcome: None,
         }
     };
