@@ -121,7 +121,8 @@ pub struct LayerTable {
     pub attention: AttentionClass,
     /// Phase.
     pub phase: Phase,
-    /// Points in strictly rising `batch_tokens`.
+    /// Points in rising `batch_tokens`, and of the same batch in rising `depth_tokens`. The first
+    /// of each batch is taken for look-up by batch, the others tell what more context costs.
     pub points: Vec<MeasuredPoint>,
 }
 
@@ -210,10 +211,10 @@ impl ProcessorSpec {
         check_range("layer_overhead_s", self.layer_overhead_s.value(), step)?;
         check_range("token_overhead_s", self.token_overhead_s.value(), step)?;
         for (index, table) in self.layer_tables.iter().enumerate() {
-            check_points(&format!("layer_tables[{index}].points"), &table.points)?;
+            check_points(&format!("layer_tables[{index}].points"), &table.points, true)?;
         }
         for (index, table) in self.head_tables.iter().enumerate() {
-            check_points(&format!("head_tables[{index}].points"), &table.points)?;
+            check_points(&format!("head_tables[{index}].points"), &table.points, false)?;
         }
         Ok(())
     }
@@ -424,20 +425,27 @@ fn check_power(power: &PowerSpec) -> Result<(), FieldError> {
     check_at_most("idle_w", power.idle_w.value(), "cpu_busy_w", power.cpu_busy_w.value())
 }
 
-fn check_points(field: &str, points: &[MeasuredPoint]) -> Result<(), FieldError> {
+fn check_points(
+    field: &str,
+    points: &[MeasuredPoint],
+    several_depths: bool,
+) -> Result<(), FieldError> {
     if points.is_empty() {
         return Err(FieldError::new(field, FieldProblem::Empty));
     }
-    let mut before = 0;
+    let (mut before, mut deeper_than) = (0, 0);
     for (index, point) in points.iter().enumerate() {
         let name = |part: &str| format!("{field}[{index}].{part}");
-        // Strictly rising batches keep look-up unambiguous.
-        let batches = (f64::from(before) + 1.0, f64::from(BATCH_TOKENS_MAX));
+        // Rising batches, and rising depths of the same batch, keep look-up unambiguous.
+        let same = several_depths && index > 0 && point.batch_tokens == before;
+        let batch_min = f64::from(before) + if same { 0.0 } else { 1.0 };
+        let batches = (batch_min, f64::from(BATCH_TOKENS_MAX));
         check_range(&name("batch_tokens"), f64::from(point.batch_tokens), batches)?;
+        let depth_min = if same { f64::from(deeper_than) + 1.0 } else { 0.0 };
         let depth = f64::from(point.depth_tokens);
-        check_range(&name("depth_tokens"), depth, (0.0, f64::from(CONTEXT_TOKENS_MAX)))?;
+        check_range(&name("depth_tokens"), depth, (depth_min, f64::from(CONTEXT_TOKENS_MAX)))?;
         check_range(&name("time_ms"), point.time_ms, (0.0, STEP_SECONDS_MAX * 1e3))?;
-        before = point.batch_tokens;
+        (before, deeper_than) = (point.batch_tokens, point.depth_tokens);
     }
     Ok(())
 }

@@ -39,8 +39,7 @@ pub use maker::{
     preset_names, small_model,
 };
 pub use measure::{
-    MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes, ProcessorMeter, ProductRate,
-    TimedPass,
+    MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes, ProcessorMeter, TimedPass,
 };
 pub use model::{Model, OpenError, VocabularyLoadError};
 pub use placement::{Placement, Residency};

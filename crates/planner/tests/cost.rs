@@ -312,6 +312,48 @@ fn a_measured_table_beats_the_formula_where_it_has_an_entry() {
     }
 }
 
+/// A context costs arithmetic as well as reading, so that only a second measurement tells how much.
+#[test]
+fn a_second_depth_in_a_table_tells_what_context_costs() {
+    let mut spec = fitted(273e9, 0.86, 1.0, (0.0, 0.0)).to_spec();
+    let mut device = spec.devices[0].to_spec();
+    let point =
+        |batch_tokens, depth_tokens, time_ms| MeasuredPoint { batch_tokens, depth_tokens, time_ms };
+    device.gpus[0].processor.layer_tables = vec![LayerTable {
+        model: "llama-3-8b-q4_k_m".to_owned(),
+        attention: AttentionClass::Full,
+        phase: Phase::Decode,
+        points: vec![point(1, 0, 2.0), point(1, 1000, 2.5), point(4, 0, 5.0)],
+    }];
+    let broken = |points| {
+        let mut device = device.clone();
+        device.gpus[0].processor.layer_tables[0].points = points;
+        DeviceProfile::new(device).is_err()
+    };
+    assert!(broken(vec![point(1, 0, 2.0), point(1, 0, 2.5)]));
+    assert!(broken(vec![point(1, 0, 2.0), point(4, 0, 2.5), point(1, 9, 2.5)]));
+    spec.devices = vec![DeviceProfile::new(device).expect("valid")];
+    let cluster = Cluster::new(spec).expect("valid");
+    let model = builtin_model("llama-3-8b-q4_k_m").expect("built in");
+    let workload = e2llm_workload(512.0, 32.0);
+    let costs = CostModel::new(&cluster, &model, &workload);
+    let time = |pass| {
+        let layer = LayerIndex::new(0);
+        costs.layer_time(DeviceId::new(0), Site::Gpu, layer, pass).expect("has a GPU").as_ms()
+    };
+    for (pass, expected) in [
+        (Pass::decode(1, 0), 2.0),
+        (Pass::decode(1, 500), 2.25),
+        (Pass::decode(1, 3000), 3.5),
+        (Pass::decode(2, 0), 3.0),
+        // Two sequences see twice as much.
+        (Pass::decode(2, 1000), 4.0),
+        (Pass::decode(4, 1000), 7.0),
+    ] {
+        assert!((time(pass) - expected).abs() < 1e-9, "{pass:?}: {}", time(pass));
+    }
+}
+
 #[test]
 fn energy_counts_idle_time_and_needs_power_figures() {
     let cluster = builtin_cluster("e2llm-4").expect("built in");

@@ -22,7 +22,7 @@ use crate::cache::CacheError;
 use crate::engine::{LoadError, StepError};
 
 pub use meter::{MeterOptions, ModelMeter, PassKind, PassTimes, TimedPass};
-pub use processor::{ProcessorMeter, ProductRate};
+pub use processor::ProcessorMeter;
 
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]

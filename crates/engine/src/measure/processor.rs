@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use motley_ggml::{
-    Backend, BufferKind, ComputeBuffer, ElementType, Graph, Output, TensorId, TensorSet,
+    Backend, BufferKind, ComputeBuffer, ComputeError, ElementType, Graph, TensorId, TensorSet,
     TensorSpec, ThreadPool, ThreadPoolOptions,
 };
 use motley_model::TensorType;
@@ -22,18 +22,6 @@ const COMPUTE_ROWS: usize = 2048;
 
 /// Vectors in a product whose arithmetic is timed.
 const COMPUTE_VECTORS: usize = 128;
-
-/// What the processor does with one type of weight.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ProductRate {
-    /// The type.
-    pub tensor_type: TensorType,
-    /// Floating-point operations per second, two per weight and vector, of products with many
-    /// vectors and weights from the cache.
-    pub flops_per_s: f64,
-    /// Bytes of weights per second in products with one vector and weights from memory.
-    pub weight_bytes_per_s: f64,
-}
 
 /// Times single operations on the compute threads of an engine.
 #[derive(Debug)]
@@ -53,39 +41,58 @@ impl ProcessorMeter {
         Self { backend, threads: options.threads, filler: Filler::default() }
     }
 
-    /// Rates of products with a type, in about `time`: the faster of the layouts that the engine
-    /// chooses from. `memory_bytes` of weights are read where memory is to count.
+    /// Floating-point operations per second, two per weight and vector, of products with many
+    /// vectors and weights from the cache, in about `time`: in the faster of the layouts that the
+    /// engine chooses from.
     ///
     /// # Errors
     /// When the type cannot be multiplied, or memory is refused.
-    pub fn product(
+    pub fn product_rate(
         &mut self,
         tensor_type: TensorType,
-        memory_bytes: usize,
         time: Duration,
-    ) -> Result<ProductRate, MeasureError> {
-        let element = ElementType::from_id(tensor_type.id())
-            .filter(|_| tensor_type.is_weight())
-            .ok_or(MeasureError::Type { tensor_type })?;
-        let row_bytes = element.row_bytes(COLUMNS).ok_or(MeasureError::Type { tensor_type })?;
-        let memory_rows = (memory_bytes / row_bytes / 32 * 32).max(COMPUTE_ROWS);
+    ) -> Result<f64, MeasureError> {
+        let flops = (2 * COLUMNS * COMPUTE_ROWS * COMPUTE_VECTORS) as f64;
+        let took = self.fastest(tensor_type, COMPUTE_ROWS, COMPUTE_VECTORS, time)?;
+        Ok(flops / took.as_secs_f64())
+    }
+
+    /// Bytes of weights per second in products with one vector, of about `bytes` of weights that
+    /// come from memory.
+    ///
+    /// # Errors
+    /// As [`Self::product_rate`].
+    pub fn weight_rate(
+        &mut self,
+        tensor_type: TensorType,
+        bytes: usize,
+        time: Duration,
+    ) -> Result<f64, MeasureError> {
+        let row_bytes = element_of(tensor_type)?.row_bytes(COLUMNS).unwrap_or(1);
+        // Interleaved layouts work on whole groups of rows.
+        let rows = (bytes / row_bytes / 32 * 32).max(COMPUTE_ROWS);
+        let took = self.fastest(tensor_type, rows, 1, time)?;
+        Ok((rows * row_bytes) as f64 / took.as_secs_f64())
+    }
+
+    fn fastest(
+        &mut self,
+        tensor_type: TensorType,
+        rows: usize,
+        vectors: usize,
+        time: Duration,
+    ) -> Result<Duration, MeasureError> {
+        let element = element_of(tensor_type)?;
         let mut kinds = vec![self.backend.device().memory()];
         let packed = self.backend.device().weight_layouts();
-        kinds.extend(packed.into_iter().find(|m| m.holds_matrix(element, COLUMNS, COMPUTE_ROWS)));
-        let share = time / (2 * kinds.len() as u32);
-        let mut rate = ProductRate { tensor_type, flops_per_s: 0.0, weight_bytes_per_s: 0.0 };
+        kinds.extend(packed.into_iter().find(|memory| memory.holds_matrix(element, COLUMNS, rows)));
+        let share = time / kinds.len() as u32;
+        let mut fastest = Duration::MAX;
         for kind in kinds {
-            let small = self.matrix(kind, element, COMPUTE_ROWS)?;
-            let took = self.time_product(&small, COMPUTE_VECTORS, share)?;
-            let flops = (2 * COLUMNS * COMPUTE_ROWS * COMPUTE_VECTORS) as f64;
-            rate.flops_per_s = rate.flops_per_s.max(flops / took.as_secs_f64());
-            drop(small);
-            let large = self.matrix(kind, element, memory_rows)?;
-            let took = self.time_product(&large, 1, share)?;
-            let bytes = (memory_rows * row_bytes) as f64;
-            rate.weight_bytes_per_s = rate.weight_bytes_per_s.max(bytes / took.as_secs_f64());
+            let matrix = self.matrix(kind, element, rows)?;
+            fastest = fastest.min(self.time_product(&matrix, vectors, share)?);
         }
-        Ok(rate)
+        Ok(fastest)
     }
 
     /// Bytes per second that all threads together read from `bytes` of memory.
@@ -131,8 +138,8 @@ impl ProcessorMeter {
         memory.allocate(&mut graph)?;
         graph.write(values, &vec![0.5_f32; row_elements * ROWS]);
         graph.write(cells, &(0..ROWS as i64).collect::<Vec<_>>());
-        let took = self.repeat(time, |backend| backend.compute(&graph))?;
-        Ok(took / ROWS as u32)
+        let times = self.repeat(time, |backend| backend.compute(&graph))?;
+        Ok(lower_quartile(&times) / ROWS as u32)
     }
 
     /// Time of the smallest pass: writing an input, waking the threads for one operation, reading
@@ -148,12 +155,14 @@ impl ProcessorMeter {
         let mut memory = ComputeBuffer::new(&self.backend);
         memory.allocate(&mut graph)?;
         let mut values = vec![0.5_f32; COLUMNS];
-        self.repeat(time, move |backend| {
+        let times = self.repeat(time, move |backend| {
             graph.write(input, &values);
             backend.compute(&graph)?;
-            graph.read::<f32>(Output::clone(&output), &mut values);
+            graph.read::<f32>(output, &mut values);
             Ok(())
-        })
+        })?;
+        // So short a run is either undisturbed or many times as long.
+        Ok(times.into_iter().min().expect("at least three runs"))
     }
 
     fn matrix(
@@ -194,15 +203,15 @@ impl ProcessorMeter {
         let mut memory = ComputeBuffer::new(&self.backend);
         memory.allocate(&mut graph)?;
         graph.write(input, &vec![0.5_f32; COLUMNS * vectors]);
-        self.repeat(time, |backend| backend.compute(&graph))
+        Ok(lower_quartile(&self.repeat(time, |backend| backend.compute(&graph))?))
     }
 
     /// Runs once untimed, then for about `time` and at least three times.
     fn repeat(
         &mut self,
         time: Duration,
-        mut run: impl FnMut(&mut Backend) -> Result<(), motley_ggml::ComputeError>,
-    ) -> Result<Duration, MeasureError> {
+        mut run: impl FnMut(&mut Backend) -> Result<(), ComputeError>,
+    ) -> Result<Vec<Duration>, MeasureError> {
         const RUNS_MIN: usize = 3;
         const RUNS_MAX: usize = 1000;
         run(&mut self.backend)?;
@@ -213,8 +222,14 @@ impl ProcessorMeter {
             run(&mut self.backend)?;
             times.push(start.elapsed());
         }
-        Ok(lower_quartile(&times))
+        Ok(times)
     }
+}
+
+fn element_of(tensor_type: TensorType) -> Result<ElementType, MeasureError> {
+    ElementType::from_id(tensor_type.id())
+        .filter(|element| tensor_type.is_weight() && element.row_bytes(COLUMNS).is_some())
+        .ok_or(MeasureError::Type { tensor_type })
 }
 
 #[derive(Debug)]

@@ -105,16 +105,13 @@ fn measure(
         TensorType::ALL.iter().copied().filter(|of| weight_type(*of).is_some()).collect()
     };
     let mut flops_per_s = BTreeMap::new();
-    let mut typical = None;
     for (index, tensor_type) in types.iter().enumerate() {
         tell("processor", index as f64 / types.len() as f64);
-        let Some(weight) = weight_type(*tensor_type) else { continue };
-        let rate = meter.product(*tensor_type, megabytes(128, 64), ms(160, 80))?;
-        flops_per_s.insert(weight, flops(rate.flops_per_s));
-        if *tensor_type == TYPICAL_TYPE {
-            typical = Some(rate.weight_bytes_per_s);
+        if let Some(weight) = weight_type(*tensor_type) {
+            flops_per_s.insert(weight, flops(meter.product_rate(*tensor_type, ms(200, 100))?));
         }
     }
+    let typical = meter.weight_rate(TYPICAL_TYPE, megabytes(256, 128), ms(400, 150))?;
     let kv_copy = meter.row_copy(CACHE_ROW_ELEMENTS, ms(50, 20))?;
     let overhead = meter.pass_overhead(ms(100, 40))?;
     drop(meter);
@@ -126,7 +123,7 @@ fn measure(
             flops_per_s,
             read_bytes_per_s: rate(read),
             // Some kernels keep more bytes in flight than a plain sum does.
-            read_efficiency: typical.map_or(1.0, |typical| (typical / read).clamp(0.001, 1.0)),
+            read_efficiency: (typical / read).clamp(0.001, 1.0),
             expert_read_efficiency: None,
             expert_gamma: 1.0,
             combination: Combination::Roofline,

@@ -60,6 +60,13 @@ const PREFILL_QUICK: [usize; 2] = [32, 256];
 /// Context of the decoding passes: that of a conversation which has just begun.
 const DECODE_DEPTH: usize = 32;
 
+/// Passes after a longer context, which tell what every more token of it costs.
+const DEEP: [TimedPass; 3] = [
+    TimedPass { kind: PassKind::Decode, tokens: 1, depth_tokens: 1024 },
+    TimedPass { kind: PassKind::Decode, tokens: 8, depth_tokens: 1024 },
+    TimedPass { kind: PassKind::Prefill, tokens: 512, depth_tokens: 512 },
+];
+
 /// Memory that a measurement takes at most, and its part of what is available.
 const MEMORY_BYTES_MAX: u64 = 2 << 30;
 const MEMORY_SHARE: u64 = 3;
@@ -108,10 +115,19 @@ fn measure(
         memory_bytes: MEMORY_BYTES_MAX.min(available / MEMORY_SHARE),
         pass_overhead,
     };
-    let time = Duration::from_millis(if quick { 2000 } else { 15_000 });
     let mut tell = |part: f64| progress(Progress { what: "layers", part });
     tell(0.0);
-    let times = ModelMeter::new(directory, &passes(quick), &options)?.run(time, &mut tell)?;
+    let time = |ms| Duration::from_millis(ms);
+    let mut meter = ModelMeter::new(directory, &passes(quick), &options)?;
+    let mut times = meter.run(time(if quick { 2000 } else { 11_000 }), &mut tell)?;
+    drop(meter);
+    if !quick {
+        // A meter of its own, because long contexts leave memory for fewer layers.
+        let mut tell = |part: f64| progress(Progress { what: "long contexts", part });
+        tell(0.0);
+        times.extend(ModelMeter::new(directory, &DEEP, &options)?.run(time(4000), &mut tell)?);
+        times.sort_by_key(|times| (times.pass.tokens, times.pass.depth_tokens));
+    }
     Ok(ModelTables { layers: layer_tables(model, &times), heads: head_tables(model, &times) })
 }
 
@@ -144,7 +160,10 @@ fn layer_tables(model: &str, times: &[PassTimes]) -> Vec<LayerTable> {
 
 /// The head's times count rows of logits, whatever made them: both phases share them.
 fn head_tables(model: &str, times: &[PassTimes]) -> Vec<HeadTable> {
-    let points = points(times, Phase::Decode, |times| times.head);
+    // The head sees no context.
+    let times: Vec<PassTimes> =
+        times.iter().copied().filter(|times| times.pass.depth_tokens == DECODE_DEPTH).collect();
+    let points = points(&times, Phase::Decode, |times| times.head);
     let table = |phase| HeadTable { model: model.to_owned(), phase, points: points.clone() };
     [Phase::Decode, Phase::Prefill]
         .map(table)

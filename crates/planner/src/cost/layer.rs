@@ -19,11 +19,21 @@ pub(super) fn layer_time(
     let table = processor.layer_tables.iter().find(|table| {
         table.model == model.name && table.attention == class && table.phase == pass.phase
     });
-    let measured = table.and_then(|table| interpolate(&table.points, pass.tokens));
-    if let Some((time, depth)) = measured {
-        // A table is taken at one depth; deeper or shallower contexts read more or less KV.
-        let read = |depth| kv_read_time(processor, layer, kv, Pass { depth_tokens: depth, ..pass });
-        return seconds((time + read(pass.depth_tokens) - read(depth)).max(0.0));
+    if let Some(table) = table
+        && let Some((time, depth)) = interpolate(&table.points, pass.tokens)
+    {
+        // Deeper or shallower contexts read and compute more or less of keys and values.
+        let seen = |depth| f64::from(layer.attention.seen_tokens(depth));
+        let deeper = match time_per_seen_token(&table.points, layer, pass.tokens) {
+            Some(slope) => slope * (seen(pass.depth_tokens) - seen(depth)),
+            None => {
+                let read = |depth| {
+                    kv_read_time(processor, layer, kv, Pass { depth_tokens: depth, ..pass })
+                };
+                read(pass.depth_tokens) - read(depth)
+            }
+        };
+        return seconds((time + deeper).max(0.0));
     }
     analytic_layer_time(processor, model, layer, kv, pass)
 }
@@ -105,14 +115,32 @@ fn combine(combination: Combination, compute: f64, memory: f64) -> f64 {
     }
 }
 
+/// Seconds that `batch` tokens take for each more token of context that they see: of the batch
+/// measured at several depths that is nearest in size, in proportion. `None` if there is none.
+fn time_per_seen_token(points: &[MeasuredPoint], layer: &LayerSpec, batch: u32) -> Option<f64> {
+    let seen = |point: &MeasuredPoint| f64::from(layer.attention.seen_tokens(point.depth_tokens));
+    let slopes = points.chunk_by(|a, b| a.batch_tokens == b.batch_tokens).filter_map(|same| {
+        let (first, last) = (same.first()?, same.last()?);
+        let more = seen(last) - seen(first);
+        let tokens = f64::from(first.batch_tokens);
+        (more > 0.0).then(|| (tokens, (last.time_ms - first.time_ms).max(0.0) / 1e3 / more))
+    });
+    let batch = f64::from(batch);
+    let distance = |tokens: f64| (tokens / batch).ln().abs();
+    let nearest = slopes.min_by(|a, b| distance(a.0).total_cmp(&distance(b.0)));
+    nearest.map(|(tokens, slope)| slope * batch / tokens)
+}
+
 /// Time in seconds and depth at `batch`, linear between measured neighbours; `None` outside them.
+/// Of a batch measured at several depths the first counts.
 fn interpolate(points: &[MeasuredPoint], batch: u32) -> Option<(f64, u32)> {
     let above = points.iter().position(|point| point.batch_tokens >= batch)?;
     let high = points[above];
     if high.batch_tokens == batch {
         return Some((high.time_ms / 1e3, high.depth_tokens));
     }
-    let low = points[above.checked_sub(1)?];
+    let below = points[above.checked_sub(1)?].batch_tokens;
+    let low = *points.iter().find(|point| point.batch_tokens == below)?;
     let span = f64::from(high.batch_tokens - low.batch_tokens);
     let part = f64::from(batch - low.batch_tokens) / span;
     let mix = |from: f64, to: f64| from + (to - from) * part;
