@@ -39,6 +39,7 @@ fn every_help_fits_a_screen() {
           token        Invite devices to the cluster, or list and revoke invitations
           show         Show what a model is and what it needs
           plan         Plan who computes what, why, and how fast that is
+          profile      Measure what this device can do, for plans
           bench        Measure speed, alone or side by side with llama.cpp
           tokenize     Turn text into a model's tokens
           make-model   Make a model of random weights in a given shape

@@ -12,7 +12,7 @@ mod vocabulary;
 mod weights;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs;
 use std::io::{self, BufWriter, Write};

@@ -62,6 +62,11 @@ fn directory(bytes: &[u8]) -> ModelDirectory {
     ModelDirectory::from_files(&[parse(bytes)]).expect("made files are models")
 }
 
+/// The directory of a small made model, for tests of what needs no weights.
+pub(crate) fn made_directory(architecture: &str, file_type: FileType) -> ModelDirectory {
+    directory(&make(&small(architecture, file_type), 1))
+}
+
 /// Every architecture that can be made, with every feature the maker has for it.
 fn recipes(file_type: FileType) -> Vec<ModelRecipe> {
     let mut recipes: Vec<ModelRecipe> =

@@ -78,6 +78,8 @@ pub struct MeterOptions {
     pub cache: CacheElement,
     /// How weights are laid out.
     pub layout: LayoutChoice,
+    /// Where weights are kept.
+    pub residency: Residency,
     /// Folder for the made-up weights; they take at most `memory_bytes` of its disk.
     pub folder: PathBuf,
     /// Memory that weights, keys and values may take.
@@ -168,7 +170,7 @@ impl ModelMeter {
                 cache: options.cache,
                 threads: options.threads,
                 layout: options.layout,
-                placement: Residency::Mapped.into(),
+                placement: options.residency.into(),
             },
         )?;
         let width = directory.hyper.embedding_length;

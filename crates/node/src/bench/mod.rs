@@ -19,6 +19,7 @@ use self::measure::{Plan, Workload, alternate};
 use self::report::Report;
 use self::subject::{Ours, Theirs};
 use crate::failure::Failure;
+use crate::run::WeightsPlace;
 use crate::{loading, store};
 
 /// Arguments of `motley bench`.
@@ -53,6 +54,9 @@ pub(crate) struct Arguments {
     /// Keep weights as in the file instead of measuring layouts
     #[arg(long)]
     plain: bool,
+    /// Where weights are kept: mmap, which the system may drop, or ram
+    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    weights: WeightsPlace,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -162,7 +166,7 @@ fn engine_options(
         cache: CacheElement::F16,
         threads,
         layout: if arguments.plain { LayoutChoice::Plain } else { LayoutChoice::Measured },
-        placement: motley_engine::Residency::Mapped.into(),
+        placement: arguments.weights.residency().into(),
     })
 }
 

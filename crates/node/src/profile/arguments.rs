@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use motley_cluster::{Cluster, ClusterSpec, FormatVersion, LinkSpec, to_json};
-use motley_engine::Model;
+use motley_engine::{MeasureError, Model};
 
 use super::{Effort, Measured, Options, ProfileError, Progress, device, model_tables, report};
 use crate::failure::{Failure, Kind};
@@ -62,9 +62,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
             shown = text;
         }
     };
-    let mut measured = device(&options, &mut show).map_err(refused)?;
+    let mut measured = device(&options, &mut show).map_err(failed)?;
     if let Some((name, model)) = &model {
-        let tables = model_tables(&options, name, model.directory(), &mut show).map_err(refused)?;
+        let tables = model_tables(&options, name, model.directory(), &mut show).map_err(failed)?;
+        measured.notes.extend(tables.note.clone());
         measured.device = tables.merged_into(&measured.device)?;
     }
     drop(line);
@@ -92,15 +93,11 @@ fn alone(measured: &Measured) -> Result<Cluster, Failure> {
     })?)
 }
 
-fn refused(error: ProfileError) -> Failure {
-    use motley_engine::MeasureError;
-    match &error {
-        ProfileError::Measure(MeasureError::Room { .. }) => {
-            Failure::new(Kind::Refused, error).hint("end other programs, or take a smaller model")
-        }
-        ProfileError::Measure(MeasureError::File(_)) => {
-            Failure::new(Kind::Failed, error).hint("--cache DIR names a folder that can be written")
-        }
-        _ => Failure::new(Kind::Failed, error),
+fn failed(error: ProfileError) -> Failure {
+    let unwritable = matches!(error, ProfileError::Measure(MeasureError::File(_)));
+    let failure = Failure::new(Kind::Failed, error);
+    match unwritable {
+        true => failure.hint("--cache DIR names a folder that can be written"),
+        false => failure,
     }
 }

@@ -6,8 +6,8 @@ use motley_cluster::{
     AttentionClass, DeviceProfile, FieldError, HeadTable, LayerTable, MeasuredPoint, Phase,
 };
 use motley_engine::{
-    CacheElement, LayoutChoice, MeterOptions, ModelMeter, PassKind, PassTimes, ProcessorMeter,
-    TimedPass,
+    CacheElement, LayoutChoice, MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes,
+    ProcessorMeter, Residency, TimedPass,
 };
 use motley_model::ModelDirectory;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,9 @@ use crate::memory;
 pub(crate) struct ModelTables {
     pub(crate) layers: Vec<LayerTable>,
     pub(crate) heads: Vec<HeadTable>,
+    /// Why there are none, where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
 }
 
 impl ModelTables {
@@ -55,7 +58,6 @@ const DECODE_QUICK: [usize; 3] = [1, 8, 32];
 
 /// Tokens of a prompt in one pass.
 const PREFILL: [usize; 3] = [32, 128, 512];
-const PREFILL_QUICK: [usize; 2] = [32, 256];
 
 /// Context of the decoding passes: that of a conversation which has just begun.
 const DECODE_DEPTH: usize = 32;
@@ -72,10 +74,11 @@ const MEMORY_BYTES_MAX: u64 = 2 << 30;
 const MEMORY_SHARE: u64 = 3;
 
 /// Times of the layers and the head of the model that `directory` describes, under the name that
-/// its profile has in plans.
+/// its profile has in plans. Where not even one layer beside the head has room, there are none, and
+/// plans go by the processor's rates.
 ///
 /// # Errors
-/// When memory or the cache folder does not suffice, or a pass fails.
+/// When made-up weights cannot be written to the cache folder, or a pass fails.
 pub(crate) fn model_tables(
     options: &Options,
     model: &str,
@@ -91,7 +94,14 @@ pub(crate) fn model_tables(
     {
         return Ok(tables);
     }
-    let tables = measure(options, model, directory, progress)?;
+    let tables = match measure(options, model, directory, progress) {
+        Err(ProfileError::Measure(error @ MeasureError::Room { .. })) => {
+            // Not kept: there may be room the next time.
+            let note = Some(format!("{error}; plans go by the processor's rates"));
+            return Ok(ModelTables { note, ..ModelTables::default() });
+        }
+        tables => tables?,
+    };
     // A folder that cannot be written means only that the next run measures again.
     let _ = cache::store(&path, &key, options.effort, &tables);
     Ok(tables)
@@ -111,6 +121,7 @@ fn measure(
         threads,
         cache: CacheElement::F16,
         layout: LayoutChoice::Measured,
+        residency: Residency::Ram,
         folder: options.cache.clone(),
         memory_bytes: MEMORY_BYTES_MAX.min(available / MEMORY_SHARE),
         pass_overhead,
@@ -121,24 +132,24 @@ fn measure(
     let mut meter = ModelMeter::new(directory, &passes(quick), &options)?;
     let mut times = meter.run(time(if quick { 2000 } else { 11_000 }), &mut tell)?;
     drop(meter);
-    if !quick {
-        // A meter of its own, because long contexts leave memory for fewer layers.
-        let mut tell = |part: f64| progress(Progress { what: "long contexts", part });
-        tell(0.0);
-        times.extend(ModelMeter::new(directory, &DEEP, &options)?.run(time(4000), &mut tell)?);
-        times.sort_by_key(|times| (times.pass.tokens, times.pass.depth_tokens));
-    }
-    Ok(ModelTables { layers: layer_tables(model, &times), heads: head_tables(model, &times) })
+    // A meter of its own, because long contexts leave memory for fewer layers.
+    let mut tell = |part: f64| progress(Progress { what: "long contexts", part });
+    tell(0.0);
+    let deep = if quick { &DEEP[..1] } else { &DEEP };
+    let mut meter = ModelMeter::new(directory, deep, &options)?;
+    times.extend(meter.run(time(if quick { 300 } else { 4000 }), &mut tell)?);
+    times.sort_by_key(|times| (times.pass.tokens, times.pass.depth_tokens));
+    let (layers, heads) = (layer_tables(model, &times), head_tables(model, &times));
+    Ok(ModelTables { layers, heads, note: None })
 }
 
 fn passes(quick: bool) -> Vec<TimedPass> {
-    let (decode, prefill): (&[usize], &[usize]) =
-        if quick { (&DECODE_QUICK, &PREFILL_QUICK) } else { (&DECODE, &PREFILL) };
+    let decode: &[usize] = if quick { &DECODE_QUICK } else { &DECODE };
     let of = |kind, depth_tokens| {
         move |tokens: &usize| TimedPass { kind, tokens: *tokens, depth_tokens }
     };
     let decode = decode.iter().map(of(PassKind::Decode, DECODE_DEPTH));
-    decode.chain(prefill.iter().map(of(PassKind::Prefill, 0))).collect()
+    decode.chain(PREFILL.iter().map(of(PassKind::Prefill, 0))).collect()
 }
 
 fn layer_tables(model: &str, times: &[PassTimes]) -> Vec<LayerTable> {
@@ -200,4 +211,77 @@ fn shape_digest(directory: &ModelDirectory) -> String {
         text.push_str(&format!("{} {:?} {}\n", tensor.name, tensor.shape, tensor.tensor_type));
     }
     data_encoding::HEXLOWER.encode(&Sha256::digest(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(
+        kind: PassKind,
+        tokens: usize,
+        depth_tokens: usize,
+        ms: [Option<u64>; 3],
+    ) -> PassTimes {
+        let [full_layer, sliding_layer, head] = ms.map(|ms| ms.map(Duration::from_millis));
+        let pass = TimedPass { kind, tokens, depth_tokens };
+        PassTimes { pass, full_layer, sliding_layer, head }
+    }
+
+    /// Both kinds of layers, as a model with sliding windows gives them.
+    fn recorded() -> Vec<PassTimes> {
+        vec![
+            times(PassKind::Decode, 1, DECODE_DEPTH, [Some(3), Some(2), Some(7)]),
+            times(PassKind::Decode, 1, 1024, [Some(5), Some(4), Some(99)]),
+            times(PassKind::Decode, 8, DECODE_DEPTH, [Some(9), Some(8), Some(11)]),
+            times(PassKind::Prefill, 512, 0, [Some(70), Some(60), None]),
+        ]
+    }
+
+    fn shown(points: &[MeasuredPoint]) -> Vec<(u32, u32, f64)> {
+        points.iter().map(|p| (p.batch_tokens, p.depth_tokens, p.time_ms)).collect()
+    }
+
+    #[test]
+    fn times_become_tables_by_phase_and_kind_of_layer() {
+        let layers = layer_tables("m", &recorded());
+        let of = |attention, phase| {
+            let found = layers.iter().find(|t| t.attention == attention && t.phase == phase);
+            shown(&found.expect("measured").points)
+        };
+        assert_eq!(layers.len(), 4);
+        assert_eq!(
+            of(AttentionClass::Full, Phase::Decode),
+            [(1, 32, 3.0), (1, 1024, 5.0), (8, 32, 9.0)]
+        );
+        assert_eq!(of(AttentionClass::Sliding, Phase::Prefill), [(512, 0, 60.0)]);
+        for head in head_tables("m", &recorded()) {
+            assert_eq!(shown(&head.points), [(1, 32, 7.0), (8, 32, 11.0)], "{:?}", head.phase);
+        }
+    }
+
+    #[test]
+    fn tables_of_a_model_replace_its_older_ones_and_no_others() {
+        let of = |model: &str, ms| ModelTables {
+            layers: layer_tables(
+                model,
+                &[times(PassKind::Decode, 1, 32, [Some(ms), None, Some(1)])],
+            ),
+            heads: head_tables(model, &[times(PassKind::Decode, 1, 32, [Some(ms), None, Some(1)])]),
+            note: None,
+        };
+        let cluster = motley_cluster::builtin_cluster("e2llm-4").unwrap();
+        let device = of("a", 3).merged_into(&cluster.devices()[0]).unwrap();
+        let device = of("b", 4).merged_into(&device).unwrap();
+        let device = of("a", 5).merged_into(&device).unwrap();
+        let device = ModelTables::default().merged_into(&device).unwrap();
+        let layers: Vec<(&str, f64)> = device
+            .cpu
+            .layer_tables
+            .iter()
+            .map(|table| (table.model.as_str(), table.points[0].time_ms))
+            .collect();
+        assert_eq!(layers, [("b", 4.0), ("a", 5.0)]);
+        assert_eq!(device.cpu.head_tables.len(), 4);
+    }
 }
