@@ -25,26 +25,8 @@ fn paths(value: &Json, path: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-#[test]
-fn a_profile_is_a_cluster_of_one_device_that_plans_read_and_is_kept() {
-    let Some(model) = real_model(SMOLLM2) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let cache = folder.path().join("kept");
-    let models = folder.path().join("models");
-    let arguments = [
-        "profile",
-        "--quick",
-        "--json",
-        "--cache",
-        cache.to_str().unwrap(),
-        "--models",
-        models.to_str().unwrap(),
-        "--model",
-        &model,
-    ];
-    let text = printed(&arguments);
-    let first: Json = serde_json::from_str(&text).unwrap();
-    let device = &first["devices"][0];
+/// The fields of a device, in the form of `motley_cluster`'s documents.
+fn check_fields(device: &Json) {
     let mut found = BTreeSet::new();
     paths(device, "", &mut found);
     expect![[r#"
@@ -85,6 +67,29 @@ fn a_profile_is_a_cluster_of_one_device_that_plans_read_and_is_kept() {
         .threads
         .unified_memory"#]]
     .assert_eq(&found.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn a_profile_is_a_cluster_of_one_device_that_plans_read_and_is_kept() {
+    let Some(model) = real_model(SMOLLM2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("kept");
+    let models = folder.path().join("models");
+    let arguments = [
+        "profile",
+        "--quick",
+        "--json",
+        "--cache",
+        cache.to_str().unwrap(),
+        "--models",
+        models.to_str().unwrap(),
+        "--model",
+        &model,
+    ];
+    let text = printed(&arguments);
+    let first: Json = serde_json::from_str(&text).unwrap();
+    let device = &first["devices"][0];
+    check_fields(device);
     let tables = device["cpu"]["layer_tables"].as_array().unwrap();
     let of = |phase: &str| -> Vec<(u64, u64)> {
         let table = tables.iter().find(|table| table["phase"] == phase).unwrap();

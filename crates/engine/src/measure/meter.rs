@@ -189,10 +189,10 @@ impl ModelMeter {
         })
     }
 
-    /// Layers that are timed, and how many bytes their weights have.
+    /// Layers that are timed, and bytes of their weights and the head's in all layouts.
     pub fn layers(&self) -> (usize, u64) {
         let memory = self.engine.memory();
-        (self.engine.layers().len(), memory.weights_mapped_bytes)
+        (self.engine.layers().len(), memory.weights_mapped_bytes + memory.weights_allocated_bytes)
     }
 
     /// Times all passes in turn, round after round, for about `time`; tells `tick` how much of it

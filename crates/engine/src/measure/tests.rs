@@ -12,8 +12,7 @@ use crate::maker::FileType;
 use crate::maker::tests::made_directory;
 use crate::placement::Residency;
 
-const THREADS: ThreadPoolOptions =
-    ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false };
+const THREADS: ThreadPoolOptions = ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false };
 
 fn room(bytes: u64) -> Room {
     Room { bytes, cells: 256, cell_element_bytes: 2 }

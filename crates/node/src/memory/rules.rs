@@ -124,16 +124,16 @@ mod tests {
         ));
     }
 
-    /// As a Linux server with 24 GB printed it.
+    /// In the form of a Linux server with 24 GB.
     const SERVER: &str = "MemTotal:       24684280 kB\nMemFree:        17236140 kB\n\
         MemAvailable:   23943228 kB\nActive(anon):     520000 kB\nSwapFree:              0 kB\n";
 
-    /// As a phone with 8 GB printed it, with compressed swap.
+    /// In the form of a phone with 8 GB and compressed swap.
     const PHONE: &str = "MemTotal:        7631984 kB\nMemFree:          182364 kB\n\
         MemAvailable:    3241880 kB\nActive(anon):     948132 kB\nInactive(anon):  1423668 kB\n\
         Mlocked:          131072 kB\nSwapTotal:       4194300 kB\nSwapFree:        2514420 kB\n";
 
-    /// As a laptop with 16 GB and an M1 printed it.
+    /// In the form of a laptop with 16 GB that its GPU shares.
     const LAPTOP: &str = "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n\
         Pages free:                               12345.\n\
         Pages active:                            301234.\n\
@@ -193,7 +193,7 @@ mod tests {
         );
         check(
             macos(LAPTOP, LAPTOP_SYSTEM, false),
-            expect!["total 17179 available 11405 swap 1212 swappable 5663 MB"],
+            expect!["total 17179 available 11406 swap 1212 swappable 5663 MB"],
         );
         assert_eq!(macos("", LAPTOP_SYSTEM, true), None);
     }
