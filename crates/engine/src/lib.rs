@@ -51,5 +51,5 @@ pub use sampling::{
     SamplingParameterError, SamplingParameters, StopMatcher, StopStringError, StopVerdict,
     TOP_LOGPROBS_MAX, TextStream, TokenLogProbabilities, TokenLogProbability, TokenMask,
 };
-pub use stream::{ReadError, ReadRate, StreamOptions, read_rate};
+pub use stream::{ReadError, ReadRate, StreamOptions, read_rate, stream_buffer_bytes};
 pub use streaming::{LayerWeightsBytes, ResidencyError, StreamFigures};

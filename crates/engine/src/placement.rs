@@ -46,6 +46,15 @@ impl Placement {
         Self::of(Rule::Within(bytes))
     }
 
+    /// Whether some layers may be streamed.
+    pub fn streams(&self) -> bool {
+        match &self.rule {
+            Rule::Uniform(residency) => *residency == Residency::Stream,
+            Rule::PerLayer(residencies) => residencies.contains(&Residency::Stream),
+            Rule::Within(_) => true,
+        }
+    }
+
     /// The same with other sizes of reads and buffers.
     #[must_use]
     pub fn streamed_by(self, stream: StreamOptions) -> Self {

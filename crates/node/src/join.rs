@@ -63,8 +63,8 @@ pub(crate) struct Arguments {
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     layout: LayoutName,
-    /// Where weights are kept: mmap, which the system may drop, or ram
-    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
+    #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
     weights: WeightsPlace,
     /// A TOML or JSON file of what this device can do [default: it is measured]
     #[arg(long, value_name = "FILE")]

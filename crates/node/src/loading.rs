@@ -5,15 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use motley_engine::{
-    CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError, Residency,
-};
+use motley_engine::{CacheElement, EngineOptions, LayoutChoice, LoadError, Model, OpenError};
 use motley_ggml::{ThreadPool, ThreadPoolOptions, Vocabulary};
 use motley_model::{DirectoryError, GgufError};
 
 use crate::driver::{Deployment, Driver, EngineFacts};
 use crate::failure::{Failure, Kind};
+use crate::fitting::{self, Fitted};
 use crate::memory::{self, Usage};
+use crate::run::WeightsPlace;
 use crate::terminal::{self, Progress};
 
 /// Context where none is asked for.
@@ -29,7 +29,7 @@ pub(crate) struct EngineWish {
     pub(crate) cache: CacheElement,
     pub(crate) threads: usize,
     pub(crate) layout: LayoutChoice,
-    pub(crate) residency: Residency,
+    pub(crate) weights: WeightsPlace,
     /// Memory that may be used; nothing for what the system has.
     pub(crate) memory_budget_bytes: Option<u64>,
 }
@@ -64,7 +64,7 @@ impl EngineWish {
             cache: CacheElement::F16,
             threads,
             layout: LayoutChoice::Measured,
-            residency: Residency::Mapped,
+            weights: WeightsPlace::Auto,
             memory_budget_bytes: None,
         })
     }
@@ -96,9 +96,10 @@ pub(crate) const POLL_PERCENT: u32 = 50;
 /// When the file is no model that can be run, or memory does not suffice.
 pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let model = Arc::new(Model::open(path).map_err(open_failure)?);
-    let context_tokens = choose_context(&model, wish)?;
-    let options = engine_options(&model, wish, context_tokens)?;
-    let _progress = Progress::start(&format!("loading {} ...", title(&model)));
+    let Fitted { context_tokens, batch_rows, placement } = fitting::fit(&model, wish)?;
+    let wish = EngineWish { batch_rows, ..*wish };
+    let options = EngineOptions { placement, ..engine_options(&model, &wish, context_tokens)? };
+    let progress = Progress::start(&format!("loading {} ...", title(&model)));
     let driver = Driver::new();
     let deployment = Deployment::alone(Arc::clone(&model), options)?;
     let (send, loaded) = sync_channel(1);
@@ -109,6 +110,13 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     driver.end_answers_by(vocabulary.end_tokens());
     let facts = loaded.recv()?.map_err(load_failure)?;
     driver.start(standby);
+    drop(progress);
+    if facts.memory.stream_bytes > 0 {
+        let kept = terminal::bytes(facts.memory.weights_allocated_bytes);
+        terminal::note(&format!(
+            "{kept} of the weights stay in memory; the rest is read from disk for each token\n"
+        ));
+    }
     Ok(Ready { model, vocabulary, driver: Arc::new(driver), facts })
 }
 
@@ -139,7 +147,7 @@ pub(crate) fn engine_options(
         cache: wish.cache,
         threads: ThreadPoolOptions { threads, poll_percent: POLL_PERCENT, pinned: false },
         layout: wish.layout,
-        placement: wish.residency.into(),
+        placement: wish.weights.residency().into(),
     })
 }
 
@@ -157,7 +165,7 @@ pub(crate) fn shared_context(model: &Model, wish: &EngineWish) -> Result<u64, Fa
     }
 }
 
-fn beyond_training(asked: u64, trained: u64) -> Failure {
+pub(crate) fn beyond_training(asked: u64, trained: u64) -> Failure {
     let error = anyhow::anyhow!(
         "a context of {asked} tokens is more than the {trained} the model was trained for"
     );
@@ -166,7 +174,7 @@ fn beyond_training(asked: u64, trained: u64) -> Failure {
 
 /// The context asked for, if it fits; without a wish as much as the model, memory and the default
 /// allow.
-fn choose_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
+pub(crate) fn choose_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
     let directory = model.directory();
     let trained = directory.hyper.context_length;
     let usage =
@@ -247,7 +255,10 @@ fn directory_hint(error: &DirectoryError) -> Option<&'static str> {
 fn load_failure(error: LoadError) -> Failure {
     let refused = matches!(
         error,
-        LoadError::Tensors(_) | LoadError::Compute(_) | LoadError::CacheElement { .. }
+        LoadError::Tensors(_)
+            | LoadError::Compute(_)
+            | LoadError::Budget { .. }
+            | LoadError::CacheElement { .. }
     );
     let kind = if refused { Kind::Refused } else { Kind::Failed };
     let cache = matches!(error, LoadError::CacheElement { .. });

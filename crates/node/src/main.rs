@@ -17,6 +17,7 @@ mod discovery;
 mod doctor;
 mod driver;
 mod failure;
+mod fitting;
 mod identity;
 mod init;
 mod interrupt;

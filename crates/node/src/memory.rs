@@ -13,7 +13,7 @@ mod system;
 pub(crate) use system::{available_bytes, peak_resident_bytes, spec};
 
 /// Contexts are chosen in steps of this many tokens, as the engine's cache is.
-const CONTEXT_STEP: u64 = 256;
+pub(crate) const CONTEXT_STEP: u64 = 256;
 
 /// What the program takes beside weights, cache and computation: the vocabulary, buffers, code.
 const PROGRAM_BYTES: u64 = 60_000_000;
@@ -76,9 +76,17 @@ pub(crate) fn largest_context(
     budget: u64,
     most: u64,
 ) -> anyhow::Result<Option<u64>> {
-    let fits = |context| {
-        Ok::<_, anyhow::Error>(needed(directory, usage, context)?.total_bytes() <= budget)
-    };
+    largest_fitting(most, |context| Ok(needed(directory, usage, context)?.total_bytes() <= budget))
+}
+
+/// The largest context up to `most` that `fits`, in steps of tokens; nothing if not even one does.
+///
+/// # Errors
+/// When asking fails.
+pub(crate) fn largest_fitting(
+    most: u64,
+    fits: impl Fn(u64) -> anyhow::Result<bool>,
+) -> anyhow::Result<Option<u64>> {
     if fits(most)? {
         return Ok(Some(most));
     }

@@ -27,6 +27,20 @@ fn greedy_answers_are_known() {
     assert_eq!(answer(&model, &cut), answer(&model, &greedy));
 }
 
+/// Where half of the weights do not fit, they are read from disk for each token.
+#[test]
+fn a_memory_limit_changes_where_weights_are_and_not_the_answer() {
+    let Some(model) = real_model(SMOLLM2) else { return };
+    let greedy = [QUESTION, "--temp", "0", "-n", "6", "-c", "512"];
+    let plain = answer(&model, &[&greedy[..], &["--layout", "plain"]].concat());
+    let output = run(&[&["run", &model], &greedy[..], &["--memory", "160M", "--verbose"]].concat());
+    assert_eq!(stdout(&output), plain);
+    let said = stderr(&output);
+    assert!(said.contains("of the weights stay in memory; the rest is read from disk"), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("stream buffer:")), "{said}");
+    assert_eq!(answer(&model, &[&greedy[..], &["--weights", "stream"]].concat()), plain);
+}
+
 #[test]
 fn a_seed_repeats_and_another_differs() {
     let Some(model) = real_model(SMOLLM2) else { return };

@@ -142,8 +142,26 @@ fn context_beyond_the_model() {
 #[test]
 fn not_enough_memory() {
     let Some(model) = real_model(common::SMOLLM2) else { return };
+    for place in ["auto", "stream"] {
+        check(
+            &["run", &model, "hi", "--memory", "64M", "--weights", place],
+            &expect![[r#"
+                exit 4
+                motley: not enough memory: 126 MB needed with every layer streamed, 64.0 MB available
+                hint: give at least --memory 127M
+            "#]],
+        );
+        check(
+            &["run", &model, "hi", "-c", "8192", "--memory", "256M", "--weights", place],
+            &expect![[r#"
+                exit 4
+                motley: not enough memory: 313 MB needed with every layer streamed, 256 MB available
+                hint: a context of 5632 tokens fits: -c 5632
+            "#]],
+        );
+    }
     check(
-        &["run", &model, "hi", "--memory", "64M"],
+        &["run", &model, "hi", "--weights", "mmap", "--memory", "64M"],
         &expect![[r#"
         exit 4
         motley: not enough memory: 279 MB needed (96.6 MB weights, 94.4 MB cache of 4096 tokens, 88.4 MB work), 64.0 MB available
@@ -151,7 +169,7 @@ fn not_enough_memory() {
     "#]],
     );
     check(
-        &["run", &model, "hi", "-c", "8192", "--memory", "256M"],
+        &["run", &model, "hi", "-c", "8192", "--memory", "256M", "--weights", "mmap"],
         &expect![[r#"
         exit 4
         motley: not enough memory: 382 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 96.8 MB work), 256 MB available
@@ -159,7 +177,7 @@ fn not_enough_memory() {
     "#]],
     );
     check(
-        &["run", &model, "hi", "-c", "8192", "--memory", "175M"],
+        &["run", &model, "hi", "-c", "8192", "--memory", "175M", "--weights", "mmap"],
         &expect![[r#"
         exit 4
         motley: not enough memory: 382 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 96.8 MB work), 175 MB available

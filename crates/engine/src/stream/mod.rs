@@ -4,7 +4,10 @@
 //! ahead of use, past the system's cache, into one small buffer that wraps around; the order of
 //! use is cyclic, so that they run ahead across layers, windows, rounds and tokens.
 
+use motley_model::ModelDirectory;
+
 mod pieces;
+mod pool;
 mod rate;
 mod reader;
 mod source;
@@ -52,6 +55,13 @@ impl StreamOptions {
         let least = 2 * largest_bytes;
         self.buffer_bytes.unwrap_or(PIECES_ON_THEIR_WAY * largest_bytes).max(least)
     }
+}
+
+/// Memory that an engine takes for pieces of the model's layers on their way.
+pub fn stream_buffer_bytes(directory: &ModelDirectory, options: &StreamOptions) -> u64 {
+    let pieces = directory.layers.iter().flat_map(|layer| cut_layer(layer, options.piece_bytes));
+    let largest = pieces.map(|tensors| pieces::Piece::new(&tensors).bytes).max();
+    options.buffer_bytes(largest.unwrap_or(0)) as u64
 }
 
 /// Pieces on their way where nothing else is asked for: one in use, two being read, one spare.

@@ -12,6 +12,7 @@ use crate::engine::StepError;
 use crate::graphs::WindowGraph;
 use crate::stream::StreamOptions;
 use crate::stream::pieces::Piece;
+use crate::stream::pool::Pool;
 use crate::stream::rate::{ReadRate, drain};
 use crate::stream::reader::{Fetched, Reader};
 use crate::stream::source::{ReadError, Source};
@@ -41,6 +42,8 @@ pub(crate) struct Store {
     // Dropped first: its threads hold regions of the arena.
     reader: Reader,
     held: Vec<Held>,
+    /// Memory for pieces that stay.
+    room: Pool,
     buffer_bytes: usize,
     /// Grows with every piece that comes to stay or leaves, which graphs are cut by.
     changes: u64,
@@ -53,8 +56,8 @@ struct Held {
     layer: Option<usize>,
     /// Whether the piece stays in memory, or is to as soon as it has arrived.
     stays: bool,
-    /// The piece's own memory, while nothing is in it.
-    home: Option<Region>,
+    /// Whether it is on its way to memory, wanted or not.
+    coming: bool,
 }
 
 /// A store could not be made.
@@ -77,7 +80,8 @@ impl Store {
         let of_layers = pieces.iter().zip(&groups).filter(|(_, group)| group.layer.is_some());
         let largest = of_layers.map(|(piece, _)| piece.bytes).max().unwrap_or(0);
         let buffer_bytes = options.buffer_bytes(largest).next_multiple_of(Arena::ALIGNMENT);
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum::<usize>() + buffer_bytes;
+        // Addresses only; twice as many, so that holes between pieces never matter.
+        let bytes = 2 * pieces.iter().map(|piece| piece.bytes).sum::<usize>() + buffer_bytes;
         let refused =
             |source: io::Error| ReadError::OutOfMemory { bytes, source: Arc::new(source) };
         let (arena, mut rest) = Arena::reserve(bytes).map_err(refused)?;
@@ -94,11 +98,10 @@ impl Store {
             .zip(groups)
             .map(|(piece, group)| {
                 let set = TensorSet::movable(&arena, &group.specs())?;
-                let home = Some(cut_front(&mut rest, piece.bytes));
-                Ok(Held { piece, set, layer: group.layer, stays: false, home })
+                Ok(Held { piece, set, layer: group.layer, stays: false, coming: false })
             })
             .collect::<Result<_, TensorError>>()?;
-        Ok(Self { reader, held, buffer_bytes, changes: 0 })
+        Ok(Self { reader, held, room: Pool::new(rest), buffer_bytes, changes: 0 })
     }
 
     /// The tensors of each piece.
@@ -171,16 +174,27 @@ impl Store {
                 continue;
             }
             held.stays = wanted;
-            if wanted {
-                // A piece without a free home is still on its way from an earlier wish.
-                coming.extend(held.home.take().map(|home| (index, home)));
-            } else if let Some(mut region) = held.set.take_back() {
+            if !wanted && let Some(mut region) = held.set.take_back() {
                 region.discard();
-                held.home = Some(region);
+                self.room.give_back(region);
+            }
+            // One may be on its way still from an earlier wish.
+            if wanted && !held.coming {
+                coming.push(index);
             }
         }
         self.follow_changes();
-        coming.into_iter().for_each(|(index, home)| self.reader.fetch(index, home));
+        for index in coming {
+            let held = &mut self.held[index];
+            match self.room.take_first(held.piece.bytes) {
+                Some(region) => {
+                    held.coming = true;
+                    self.reader.fetch(index, region);
+                }
+                // No addresses for it: it is streamed as before.
+                None => held.stays = false,
+            }
+        }
     }
 
     /// Waits until every piece that is to stay has arrived.
@@ -208,13 +222,14 @@ impl Store {
     fn place(&mut self, fetched: Fetched) -> Result<(), ReadError> {
         let Fetched { piece, mut region, failed } = fetched;
         let held = &mut self.held[piece];
+        held.coming = false;
         if held.stays && failed.is_none() {
             held.set.lend(region, &held.piece.offsets);
             self.changes += 1;
             return Ok(());
         }
         region.discard();
-        held.home = Some(region);
+        self.room.give_back(region);
         held.stays = false;
         failed.map_or(Ok(()), Err)
     }

@@ -95,16 +95,69 @@ pub(super) fn alternate(
         // Who goes first changes, so that neither always runs on the warmer processor.
         if repetition % 2 == 0 {
             our_rates.push(time(workload, plan, ours)?);
+            ours.after_run()?;
         }
         if let Some(theirs) = theirs.as_deref_mut() {
             their_rates.push(time(workload, plan, theirs)?);
         }
         if repetition % 2 == 1 {
             our_rates.push(time(workload, plan, ours)?);
+            ours.after_run()?;
         }
     }
     let theirs = (!their_rates.is_empty()).then_some(Rates(their_rates));
     Ok(Measured { workload, ours: Rates(our_rates), theirs })
+}
+
+/// What bounds a token of one sequence where weights are streamed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    /// Bytes of weights that are not in memory.
+    pub(super) streamed_bytes_per_token: u64,
+    /// Bytes that were read per token while tokens were timed.
+    pub(super) read_bytes_per_token: f64,
+    /// What the disk gives where nothing else is done, median over the runs.
+    pub(super) disk_bytes_per_s: f64,
+    /// A token without reading.
+    pub(super) compute_ms: f64,
+}
+
+impl Bound {
+    /// A token takes at least this long: the slower of computing and reading.
+    pub(super) fn bound_ms(&self) -> f64 {
+        self.compute_ms.max(self.streamed_bytes_per_token as f64 / self.disk_bytes_per_s * 1e3)
+    }
+}
+
+/// Runs of computing alone.
+const COMPUTE_RUNS: usize = 3;
+
+/// Measures what bounds decoding with streamed weights, after it was timed; nothing where none are.
+pub(super) fn bound(plan: Plan, ours: &mut Ours) -> anyhow::Result<Option<Bound>> {
+    let Some(figures) = ours.engine.stream_figures().filter(|of| of.streamed_bytes > 0) else {
+        return Ok(None);
+    };
+    ours.clear();
+    ours.step(&[(0, 0)], true)?;
+    let before = ours.engine.stream_figures().map_or(0, |of| of.bytes_read);
+    for position in 1..=plan.generated_tokens {
+        ours.step(&[(0, position)], true)?;
+    }
+    let after = ours.engine.stream_figures().map_or(0, |of| of.bytes_read);
+    ours.without_reading = true;
+    let computed = (0..COMPUTE_RUNS)
+        .map(|_| time(Workload::Decode, plan, ours))
+        .collect::<anyhow::Result<Vec<f64>>>();
+    ours.without_reading = false;
+    ours.engine.resume_reading();
+    let [_, tokens_per_s, _] = Rates(computed?).spread();
+    let [_, disk_bytes_per_s, _] = Rates(ours.disk_rates.clone()).spread();
+    Ok(Some(Bound {
+        streamed_bytes_per_token: figures.streamed_bytes,
+        read_bytes_per_token: (after - before) as f64 / plan.generated_tokens as f64,
+        disk_bytes_per_s,
+        compute_ms: 1e3 / tokens_per_s,
+    }))
 }
 
 /// Tokens per second of one run.

@@ -10,17 +10,19 @@ mod subject;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use motley_engine::{CacheElement, EngineOptions, LayoutChoice, Model};
 use motley_ggml::{ReferenceContext, ReferenceModel, ReferenceOptions, ThreadPoolOptions};
 
-use self::measure::{Plan, Workload, alternate};
+use self::measure::{Plan, Workload, alternate, bound};
 use self::report::Report;
 use self::subject::{Ours, Theirs};
 use crate::failure::Failure;
+use crate::fitting;
+use crate::loading::{self, EngineWish};
 use crate::run::WeightsPlace;
-use crate::{loading, store};
+use crate::{store, terminal};
 
 /// Arguments of `motley bench`.
 #[derive(Args, Debug)]
@@ -54,9 +56,12 @@ pub(crate) struct Arguments {
     /// Keep weights as in the file instead of measuring layouts
     #[arg(long)]
     plain: bool,
-    /// Where weights are kept: mmap, which the system may drop, or ram
-    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
+    #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
     weights: WeightsPlace,
+    /// Memory that may be used, such as 4G [default: what is available]
+    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
+    memory: Option<u64>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -90,10 +95,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let folder = store::folder(arguments.models.clone());
     let path = store::resolve(&arguments.model, folder.as_deref())?;
     let model = Model::open(&path).map_err(loading::open_failure)?;
-    Ok(compare(arguments, &model)?)
+    compare(arguments, &model)
 }
 
-fn compare(arguments: &Arguments, model: &Model) -> anyhow::Result<()> {
+fn compare(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     let threads = ThreadPoolOptions {
         threads: match arguments.threads {
             Some(threads) => threads,
@@ -103,71 +108,102 @@ fn compare(arguments: &Arguments, model: &Model) -> anyhow::Result<()> {
         pinned: false,
     };
     if let Some(engine) = arguments.first_token_of {
-        return start::first_token(engine, model, threads, arguments.prompt_tokens);
+        return Ok(start::first_token(engine, model, threads, arguments.prompt_tokens)?);
     }
     if arguments.repetitions == 0 || arguments.prompt_tokens == 0 || arguments.generated_tokens == 0
     {
-        bail!("repetitions and tokens must be at least 1");
+        return Err(Failure::usage("repetitions and tokens must be at least 1"));
     }
     let plan = Plan {
         prompt_tokens: arguments.prompt_tokens,
         generated_tokens: arguments.generated_tokens,
         repetitions: arguments.repetitions,
     };
-    let mut ours = Ours::load(model, &engine_options(model, arguments, threads)?)?;
+    let (options, workloads) = engine_options(model, arguments, threads)?;
+    let mut ours = Ours::load(model, &options)?;
     let mut report = Report::new(model, threads.threads, &ours, plan);
     let reference = match arguments.against {
-        Some(Opponent::LlamaCpp) => Some(ReferenceModel::load(model.path(), true)?),
+        Some(Opponent::LlamaCpp) => {
+            let reference = ReferenceModel::load(model.path(), !arguments.plain);
+            Some(reference.context("llama.cpp cannot load the model")?)
+        }
         None => None,
     };
-    for workload in Workload::value_variants() {
-        if !arguments.only.is_empty() && !arguments.only.contains(workload) {
-            continue;
-        }
+    for workload in &workloads {
         let mut theirs = match &reference {
             Some(reference) => {
                 let options = reference_options(plan, threads, *workload);
-                let context = ReferenceContext::new(reference, options)?;
+                let context = ReferenceContext::new(reference, options);
+                let context = context.context("llama.cpp cannot make a context")?;
                 Some(Theirs::new(context, model.directory().hyper.vocabulary_size))
             }
             None => None,
         };
         report.add(alternate(*workload, plan, &mut ours, theirs.as_mut())?);
     }
+    if workloads.contains(&Workload::Decode) {
+        report.bound = bound(plan, &mut ours)?;
+    }
     drop(ours);
     if arguments.start {
         let against = arguments.against.is_some();
         report.start = Some(start::compare(model.path(), threads.threads, against)?);
     }
-    report.print(arguments.json)
+    Ok(report.print(arguments.json)?)
 }
 
+/// How the engine is loaded, and what is measured with it. Where layers are streamed, memory is
+/// short and decoding is what matters, so that other workloads have to be asked for.
 fn engine_options(
     model: &Model,
     arguments: &Arguments,
     threads: ThreadPoolOptions,
-) -> anyhow::Result<EngineOptions> {
+) -> Result<(EngineOptions, Vec<Workload>), Failure> {
     let hyper = &model.directory().hyper;
     let context_tokens = arguments.prompt_tokens.max(arguments.generated_tokens + 1);
     if context_tokens as u64 > hyper.context_length {
-        bail!(
-            "{context_tokens} tokens are more than the model's context of {}; \
-             use a smaller -p or -n",
+        let text = format!(
+            "{context_tokens} tokens are more than the model's context of {}",
             hyper.context_length
         );
+        return Err(Failure::usage(text).hint("use a smaller -p or -n"));
     }
-    Ok(EngineOptions {
-        layers: (0..hyper.block_count).into(),
-        embedding: true,
-        head: true,
-        slots: SEQUENCES_MAX,
-        context_tokens,
-        batch_rows_max: arguments.prompt_tokens.max(SEQUENCES_MAX),
-        cache: CacheElement::F16,
+    let all = Workload::value_variants().to_vec();
+    let chosen = if arguments.only.is_empty() { all } else { arguments.only.clone() };
+    let wish = |workloads: &[Workload]| -> Result<EngineWish, Failure> {
+        let slots = workloads.iter().map(|of| of.sequences()).max().unwrap_or(1);
+        let prefill = workloads.contains(&Workload::Prefill);
+        let rows = if prefill { arguments.prompt_tokens.max(slots) } else { slots };
+        // Contexts are as long as the longest workload needs.
+        let tokens = if prefill { context_tokens } else { arguments.generated_tokens + 1 };
+        Ok(EngineWish {
+            context_tokens: Some(tokens as u64),
+            weights: arguments.weights,
+            memory_budget_bytes: arguments.memory,
+            ..EngineWish::new(Some(threads.threads), rows, rows, slots)?
+        })
+    };
+    let decode_alone = arguments.only.is_empty().then(|| vec![Workload::Decode]);
+    let mut workloads = chosen;
+    let mut asked = wish(&workloads)?;
+    let mut fitted = fitting::fit(model, &asked);
+    let is_short = |fitted: &Result<fitting::Fitted, Failure>| {
+        fitted.as_ref().map_or(true, |fitted| fitted.placement.streams())
+    };
+    if let Some(decode) = decode_alone.filter(|_| is_short(&fitted)) {
+        workloads = decode;
+        asked = wish(&workloads)?;
+        fitted = fitting::fit(model, &asked);
+    }
+    let fitted = fitted?;
+    let options = EngineOptions {
+        placement: fitted.placement,
         threads,
         layout: if arguments.plain { LayoutChoice::Plain } else { LayoutChoice::Measured },
-        placement: arguments.weights.residency().into(),
-    })
+        batch_rows_max: asked.batch_rows,
+        ..loading::engine_options(model, &asked, fitted.context_tokens)?
+    };
+    Ok((options, workloads))
 }
 
 fn reference_options(

@@ -3,7 +3,7 @@
 use motley_engine::{EngineMemory, Layout, Model};
 use serde_json::{Map, Value, json};
 
-use super::measure::{Measured, Plan};
+use super::measure::{Bound, Measured, Plan, Workload};
 use super::subject::Ours;
 use crate::terminal;
 
@@ -16,6 +16,7 @@ pub(super) struct Report {
     memory: EngineMemory,
     layouts: Vec<(&'static str, Layout)>,
     measured: Vec<Measured>,
+    pub(super) bound: Option<Bound>,
     pub(super) start: Option<Value>,
 }
 
@@ -28,6 +29,7 @@ impl Report {
             memory: ours.engine.memory(),
             layouts: ours.engine.layouts().collect(),
             measured: Vec::new(),
+            bound: None,
             start: None,
         }
     }
@@ -62,6 +64,7 @@ impl Report {
                 "weights_allocated_bytes": self.memory.weights_allocated_bytes,
                 "cache_bytes": self.memory.cache_bytes,
                 "compute_bytes": self.memory.compute_bytes,
+                "stream_bytes": self.memory.stream_bytes,
             },
         });
         let mut ratios = Map::new();
@@ -75,6 +78,10 @@ impl Report {
             if let Some(ratio) = measured.ratio() {
                 ratios.insert(name.to_owned(), json!(ratio));
             }
+            if measured.workload == Workload::Decode {
+                entry["ms_per_token"] = json!(1e3 / measured.ours.spread()[1]);
+                self.add_bound(&mut entry);
+            }
             root[name] = entry;
         }
         if !ratios.is_empty() {
@@ -84,6 +91,19 @@ impl Report {
             root["start"] = start.clone();
         }
         root
+    }
+
+    /// What a token of streamed weights has to take at least.
+    fn add_bound(&self, entry: &mut Value) {
+        let Some(bound) = &self.bound else {
+            entry["streamed_bytes_per_token"] = json!(0);
+            return;
+        };
+        entry["streamed_bytes_per_token"] = json!(bound.streamed_bytes_per_token);
+        entry["read_bytes_per_token"] = json!(bound.read_bytes_per_token);
+        entry["disk_bytes_per_s"] = json!(bound.disk_bytes_per_s);
+        entry["compute_ms"] = json!(bound.compute_ms);
+        entry["bound_ms"] = json!(bound.bound_ms());
     }
 
     fn table(&self) -> String {
@@ -106,6 +126,16 @@ impl Report {
                 "{:<10}{median:>16.1}{:>20}{theirs:>16}{ratio:>8}",
                 measured.workload.name(),
                 format!("({min:.1}-{max:.1})"),
+            ));
+        }
+        if let Some(bound) = &self.bound {
+            lines.push(format!(
+                "decode reads {} a token, of a disk that gives {}/s; computing alone takes {:.1} ms: \
+                 at least {:.1} ms a token",
+                terminal::bytes(bound.streamed_bytes_per_token),
+                terminal::bytes(bound.disk_bytes_per_s as u64),
+                bound.compute_ms,
+                bound.bound_ms(),
             ));
         }
         if let Some(start) = &self.start {

@@ -1,5 +1,7 @@
 //! The two engines under one face: rows of tokens in, logits out.
 
+use std::time::Duration;
+
 use motley_engine::{Engine, EngineOptions, Entering, Model, Row, Step, Wanted};
 use motley_ggml::{ReferenceContext, ReferenceRow, Token};
 
@@ -7,6 +9,10 @@ use motley_ggml::{ReferenceContext, ReferenceRow, Token};
 pub(super) trait Subject {
     /// Forgets all sequences.
     fn clear(&mut self);
+    /// Called after each timed run.
+    fn after_run(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
     /// Runs rows `(sequence, position)` and makes logits of the last row, or of every row.
     fn step(&mut self, rows: &[(usize, usize)], every_row: bool) -> anyhow::Result<()>;
 }
@@ -19,7 +25,14 @@ pub(super) struct Ours {
     tokens: Vec<Token>,
     wanted: Vec<usize>,
     logits: Vec<f32>,
+    /// Bytes per second of the disk beside each run, where weights are streamed.
+    pub(super) disk_rates: Vec<f64>,
+    /// Whether weights are left unread, to time computation alone.
+    pub(super) without_reading: bool,
 }
+
+/// How long the disk alone is measured after each run.
+const DISK_TIME: Duration = Duration::from_millis(500);
 
 impl Ours {
     pub(super) fn load(model: &Model, options: &EngineOptions) -> anyhow::Result<Self> {
@@ -30,6 +43,8 @@ impl Ours {
             tokens: Vec::new(),
             wanted: Vec::new(),
             logits: Vec::new(),
+            disk_rates: Vec::new(),
+            without_reading: false,
         })
     }
 }
@@ -39,6 +54,12 @@ impl Subject for Ours {
         for slot in 0..self.engine.slots() {
             self.engine.clear(slot);
         }
+    }
+
+    fn after_run(&mut self) -> anyhow::Result<()> {
+        let rate = self.engine.measure_read_rate(DISK_TIME)?;
+        self.disk_rates.extend(rate.map(|rate| rate.bytes_per_s()));
+        Ok(())
     }
 
     fn step(&mut self, rows: &[(usize, usize)], every_row: bool) -> anyhow::Result<()> {
@@ -57,6 +78,9 @@ impl Subject for Ours {
             entering: Entering::Tokens(&self.tokens),
             wanted: Wanted::Logits(&self.wanted),
         };
+        if self.without_reading {
+            return Ok(self.engine.run_without_reading(&step, &mut self.logits)?);
+        }
         Ok(self.engine.run(&step, &mut self.logits)?)
     }
 }

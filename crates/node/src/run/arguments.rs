@@ -90,8 +90,8 @@ pub(crate) struct Arguments {
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     pub(super) layout: LayoutName,
-    /// Where weights are kept: mmap, which the system may drop, or ram
-    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
+    #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
     pub(super) weights: WeightsPlace,
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
@@ -140,16 +140,21 @@ impl LayoutName {
 /// Where weights are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WeightsPlace {
+    // Mapped where all of it fits, else streamed.
+    Auto,
     Mmap,
     Ram,
+    // As many layers in memory as fit, the rest read from disk for each use.
+    Stream,
 }
 
 impl WeightsPlace {
-    /// The engine's name for it.
+    /// The residency of all layers, where memory for all of them was found before.
     pub(crate) fn residency(self) -> Residency {
         match self {
-            Self::Mmap => Residency::Mapped,
+            Self::Auto | Self::Mmap => Residency::Mapped,
             Self::Ram => Residency::Ram,
+            Self::Stream => Residency::Stream,
         }
     }
 }

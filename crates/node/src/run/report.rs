@@ -42,6 +42,9 @@ impl Running {
             format!("{} for {} tokens", bytes(held.cache_bytes), facts.context_tokens),
         );
         line("compute", bytes(held.compute_bytes));
+        if held.stream_bytes > 0 {
+            line("stream buffer", bytes(held.stream_bytes));
+        }
         line("seed", self.settings.answer.sampling.seed.to_string());
         note(&text);
     }

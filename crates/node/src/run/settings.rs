@@ -114,7 +114,7 @@ fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
         context_tokens: arguments.context,
         cache: keys.or(values).map_or(CacheElement::F16, CacheType::element),
         layout: arguments.layout.choice(),
-        residency: arguments.weights.residency(),
+        weights: arguments.weights,
         memory_budget_bytes: arguments.memory,
         ..wish
     })

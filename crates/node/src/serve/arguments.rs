@@ -76,8 +76,8 @@ pub(crate) struct Arguments {
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     pub(super) layout: LayoutName,
-    /// Where weights are kept: mmap, which the system may drop, or ram
-    #[arg(long, value_name = "PLACE", default_value = "mmap", hide_possible_values = true)]
+    /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
+    #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
     pub(super) weights: WeightsPlace,
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]

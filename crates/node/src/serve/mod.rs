@@ -94,7 +94,7 @@ fn alone(settings: &Settings) -> Result<(EngineBackend, String), Failure> {
     let place = Place::Alone {
         name: host_name(),
         layers: u32::try_from(ready.model.directory().hyper.block_count)?,
-        memory_bytes: weights + memory.cache_bytes + memory.compute_bytes,
+        memory_bytes: memory.total_bytes(),
     };
     let Ready { model, vocabulary, driver, .. } = ready;
     let parts = Parts { model, vocabulary, driver, place };

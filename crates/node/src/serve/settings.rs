@@ -98,7 +98,7 @@ impl Settings {
                 context_tokens: arguments.context,
                 cache: arguments.cache_type_k.element(),
                 layout: arguments.layout.choice(),
-                residency: arguments.weights.residency(),
+                weights: arguments.weights,
                 memory_budget_bytes: arguments.memory,
                 ..engine
             },

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use motley_ggml::Region;
 
 use crate::stream::pieces::Read;
+use crate::stream::pool::Pool;
 use crate::stream::reader::Fetched;
 use crate::stream::source::ReadError;
 
@@ -22,10 +23,8 @@ pub(super) struct State {
     last_taken: Option<usize>,
     /// Pieces being read ahead or ready, in the order in which they are expected.
     ahead: VecDeque<Entry>,
-    /// Memory for pieces ahead that none has, by its place.
-    free: Vec<Region>,
-    /// Where memory was last cut, so that it is used round and round.
-    cursor: usize,
+    /// Memory for pieces ahead that none has.
+    buffer: Pool,
     /// Pieces read on the side.
     fetches: VecDeque<Entry>,
     pub(super) fetched: VecDeque<Fetched>,
@@ -67,8 +66,7 @@ impl State {
             upcoming: None,
             last_taken: None,
             ahead: VecDeque::new(),
-            free: vec![buffer],
-            cursor: 0,
+            buffer: Pool::new(buffer),
             fetches: VecDeque::new(),
             fetched: VecDeque::new(),
             reads_since_fetch: 0,
@@ -133,7 +131,7 @@ impl State {
     }
 
     pub(super) fn take_unread(&mut self, piece: usize) -> Option<Region> {
-        self.allocate(self.sizes[piece])
+        self.buffer.take_next(self.sizes[piece])
     }
 
     pub(super) fn fetch(&mut self, piece: usize, region: Region, reads: &[Read]) {
@@ -172,7 +170,7 @@ impl State {
             return None;
         }
         let piece = self.upcoming?;
-        let region = self.allocate(self.sizes[piece])?;
+        let region = self.buffer.take_next(self.sizes[piece])?;
         let mut entry = self.entry(piece, region, &pieces[piece]);
         let job = entry.begin();
         self.ahead.push_back(entry);
@@ -201,29 +199,7 @@ impl State {
 
     /// Returns memory for pieces ahead.
     pub(super) fn release(&mut self, region: Region) {
-        let place = self.free.partition_point(|free| free.offset() < region.offset());
-        self.free.insert(place, region);
-        for first in [place, place.saturating_sub(1)] {
-            if first + 1 < self.free.len() {
-                let next = self.free.remove(first + 1);
-                if let Err(next) = self.free[first].join(next) {
-                    self.free.insert(first + 1, next);
-                }
-            }
-        }
-    }
-
-    fn allocate(&mut self, bytes: usize) -> Option<Region> {
-        let fits = |free: &Region| free.bytes() >= bytes;
-        let behind = |free: &Region| free.offset() >= self.cursor && fits(free);
-        let place = self.free.iter().position(behind);
-        let place = place.or_else(|| self.free.iter().position(fits))?;
-        self.cursor = self.free[place].offset() + bytes;
-        let rest = self.free[place].split_off(bytes);
-        if rest.bytes() == 0 {
-            return Some(self.free.remove(place));
-        }
-        Some(std::mem::replace(&mut self.free[place], rest))
+        self.buffer.give_back(region);
     }
 
     fn entry(&mut self, piece: usize, mut region: Region, reads: &[Read]) -> Entry {

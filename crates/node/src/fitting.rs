@@ -1,0 +1,151 @@
+//! Which part of a model stays in memory and how long its contexts are, within the memory there is.
+
+use motley_engine::{Model, Placement, Residency, StreamOptions, stream_buffer_bytes};
+use motley_model::ModelDirectory;
+
+use crate::failure::{Failure, Kind};
+use crate::loading::{self, EngineWish};
+use crate::memory::{self, Needed, Usage};
+use crate::run::WeightsPlace;
+use crate::terminal::bytes;
+
+/// How a model fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fitted {
+    pub(crate) context_tokens: u64,
+    pub(crate) batch_rows: usize,
+    pub(crate) placement: Placement,
+}
+
+/// Rows of a batch that are enough to hide a disk behind computation.
+const STREAM_BATCH_ROWS: usize = 128;
+
+/// A context shorter than this is not worth a model all in memory.
+const CONTEXT_TOKENS_WORTHWHILE: u64 = 1024;
+
+/// Memory left alone on top of what the program takes: for page tables, rounding, and whatever
+/// nobody counts. A thirty-third, at least 16 MB; one layer too many in memory ends the process.
+fn slack_bytes(budget: u64) -> u64 {
+    (budget / 33).max(16_000_000)
+}
+
+/// Bytes that an engine may hold of `budget`.
+pub(crate) fn engine_bytes(budget: u64) -> u64 {
+    budget.saturating_sub(Needed::PROGRAM_BYTES + slack_bytes(budget))
+}
+
+/// Memory that may be used: what is allowed and what there is, whichever is less.
+pub(crate) fn budget_bytes(wish: &EngineWish) -> u64 {
+    let available = memory::available_bytes().unwrap_or(u64::MAX);
+    wish.memory_budget_bytes.map_or(available, |allowed| allowed.min(available))
+}
+
+/// Decides where weights go and how long the context is.
+///
+/// # Errors
+/// When not even streaming every layer leaves room; the message says what is needed.
+pub(crate) fn fit(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
+    let whole = |residency: Residency| {
+        let context_tokens = loading::choose_context(model, wish)?;
+        let placement = residency.into();
+        Ok(Fitted { context_tokens, batch_rows: wish.batch_rows, placement })
+    };
+    match wish.weights {
+        WeightsPlace::Mmap => whole(Residency::Mapped),
+        WeightsPlace::Ram => whole(Residency::Ram),
+        WeightsPlace::Stream => streamed(model, wish),
+        WeightsPlace::Auto => {
+            let allowed = budget_bytes(wish);
+            let with_slack = EngineWish {
+                memory_budget_bytes: Some(allowed.saturating_sub(slack_bytes(allowed))),
+                ..*wish
+            };
+            let trained = model.directory().hyper.context_length;
+            let enough = wish.context_tokens.unwrap_or(CONTEXT_TOKENS_WORTHWHILE.min(trained));
+            match loading::choose_context(model, &with_slack) {
+                Ok(context) if context >= enough => whole(Residency::Mapped),
+                // Also where streaming does not fit either, a short context is better than none.
+                Ok(_) => streamed(model, wish).or_else(|_| whole(Residency::Mapped)),
+                Err(refused) => streamed(model, wish).map_err(|streamed| {
+                    // What is beyond the model's training is no question of memory.
+                    if wish.context_tokens.is_some_and(|asked| asked > trained) {
+                        refused
+                    } else {
+                        streamed
+                    }
+                }),
+            }
+        }
+    }
+}
+
+/// As many layers in memory as fit beside a context; the rest streamed.
+fn streamed(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
+    let directory = model.directory();
+    let trained = directory.hyper.context_length;
+    let budget = budget_bytes(wish);
+    let room = engine_bytes(budget);
+    let rows = |most: usize| Usage {
+        slots: wish.slots as u64,
+        batch_rows: wish.batch_rows.min(most) as u64,
+        cache: wish.cache,
+    };
+    let context = match wish.context_tokens {
+        Some(0) => Some(trained),
+        Some(asked) if asked > trained => return Err(loading::beyond_training(asked, trained)),
+        asked => asked,
+    };
+    let most = context.unwrap_or(trained.min(loading::CONTEXT_TOKENS_DEFAULT));
+    // Large batches only where their buffers are small beside the weights.
+    let large = rows(usize::MAX);
+    let roomy = memory::needed(directory, &large, most)?.compute_bytes <= room / 8;
+    let usage = if roomy { large } else { rows(STREAM_BATCH_ROWS) };
+    let fixed = fixed_bytes(directory);
+    let least = |context: u64| -> anyhow::Result<u64> {
+        let needed = memory::needed(directory, &usage, context)?;
+        Ok(fixed.saturating_add(needed.model.cache_bytes).saturating_add(needed.compute_bytes))
+    };
+    let context_tokens = match context {
+        Some(asked) if least(asked)? <= room => asked,
+        // Contexts must not displace the weights, of which more is read the fewer there are.
+        None => match memory::largest_fitting(most, |context| {
+            let needed = memory::needed(directory, &usage, context)?;
+            Ok(needed.model.cache_bytes <= room / 4 && least(context)? <= room)
+        })? {
+            Some(context) => context,
+            None => return Err(refusal(budget, least(memory::CONTEXT_STEP)?, None)),
+        },
+        Some(asked) => {
+            let fitting = memory::largest_fitting(asked, |context| Ok(least(context)? <= room))?;
+            return Err(refusal(budget, least(asked)?, fitting));
+        }
+    };
+    let batch_rows = usize::try_from(usage.batch_rows)?;
+    Ok(Fitted { context_tokens, batch_rows, placement: Placement::within(room) })
+}
+
+/// What stays in memory of a model whose every layer is streamed.
+fn fixed_bytes(directory: &ModelDirectory) -> u64 {
+    let vectors = |layer: &motley_model::LayerTensors| {
+        layer.bytes() - layer.matrices().iter().map(|matrix| matrix.bytes).sum::<u64>()
+    };
+    let vectors: u64 = directory.layers.iter().map(vectors).sum();
+    let buffer = stream_buffer_bytes(directory, &StreamOptions::default());
+    directory.head_matrix().bytes + directory.output_norm.bytes + vectors + buffer
+}
+
+fn refusal(budget: u64, least_bytes: u64, fitting: Option<u64>) -> Failure {
+    // With the slack, which is a share of what is given.
+    let held = least_bytes + Needed::PROGRAM_BYTES;
+    let needed = (held.saturating_mul(33) / 32 + 1).max(held + slack_bytes(0));
+    let error = anyhow::anyhow!(
+        "not enough memory: {} needed with every layer streamed, {} available",
+        bytes(needed),
+        bytes(budget),
+    );
+    let failure = Failure::new(Kind::Refused, error);
+    match fitting {
+        Some(context) => failure.hint(format!("a context of {context} tokens fits: -c {context}")),
+        None => failure.hint(format!("give at least --memory {}M", needed.div_ceil(1_000_000))),
+    }
+}
