@@ -101,11 +101,10 @@ impl State {
         } else if self.upcoming != Some(piece) || !self.ahead.is_empty() {
             self.cancel();
             self.upcoming = Some(piece);
-            if let Some(last) = self.last_taken {
-                self.follows[last] = Some(piece);
-            }
         }
-        self.last_taken = Some(piece);
+        if let Some(last) = self.last_taken.replace(piece) {
+            self.follows[last] = Some(piece);
+        }
     }
 
     /// The memory of an expected piece, once it is all there.
