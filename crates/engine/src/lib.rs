@@ -18,6 +18,7 @@ mod layout;
 mod maker;
 mod masks;
 mod measure;
+mod memory;
 mod model;
 mod placement;
 mod reuse;
@@ -29,7 +30,7 @@ mod weights;
 
 pub use cache::{CacheElement, CacheError};
 pub use engine::{
-    Engine, EngineMemory, EngineOptions, Entering, LayoutChoice, LoadError, Step, StepError, Wanted,
+    Engine, EngineOptions, Entering, LayoutChoice, LoadError, Step, StepError, Wanted,
 };
 pub use layer_set::LayerSet;
 pub use layout::Layout;
@@ -41,6 +42,7 @@ pub use maker::{
 pub use measure::{
     MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes, ProcessorMeter, TimedPass,
 };
+pub use memory::EngineMemory;
 pub use model::{Model, OpenError, VocabularyLoadError};
 pub use placement::{Placement, Residency};
 pub use reuse::{ReuseRule, SlotHistory};
