@@ -122,10 +122,14 @@ const TOKENS_OF_WHOLE_WINDOWS: usize = 64;
 const LAYERS_OF_LARGE_PASSES: usize = 2;
 
 /// Runs of one pass at most.
-const RUNS_MAX: usize = 24;
+const RUNS_MAX: usize = 40;
 
 /// Runs that every pass gets, whatever its share of the time.
 const RUNS_MIN: usize = 3;
+
+/// Runs of a short pass before another has its turn, and their time at most.
+const RUNS_PER_TURN: usize = 8;
+const TURN: Duration = Duration::from_millis(200);
 
 /// What keys and values consist of: a small half-precision number, or scale and small numbers.
 const CACHE_BYTE: u8 = 0x2e;
@@ -208,10 +212,10 @@ impl ModelMeter {
         let begun = Instant::now();
         let gone = |begun: Instant| begun.elapsed().as_secs_f64() / time.as_secs_f64().max(1e-9);
         for pass in 0..self.passes.len() {
-            // The first run builds graphs and maps weights; in short passes it is no measurement.
+            // The first run builds graphs; in short passes it is no measurement.
             self.run_pass(pass)?;
             if self.passes[pass].tokens <= TOKENS_OF_WHOLE_WINDOWS {
-                self.forget(pass);
+                self.forget_last(pass);
             }
             tick(gone(begun).min(1.0));
         }
@@ -224,7 +228,7 @@ impl ModelMeter {
                 if enough || (runs > 0 && begun.elapsed() >= time) {
                     continue;
                 }
-                self.run_pass(pass)?;
+                self.take_turn(pass)?;
                 ran = true;
                 tick(gone(begun).min(1.0));
             }
@@ -243,8 +247,29 @@ impl ModelMeter {
         Ok(())
     }
 
-    fn forget(&mut self, pass: usize) {
-        self.probes[pass].iter_mut().for_each(|probe| probe.times.clear());
+    fn forget_last(&mut self, pass: usize) {
+        for probe in &mut self.probes[pass] {
+            probe.times.pop();
+        }
+    }
+
+    /// Several runs of a short pass after one that wakes the threads, or one of a long pass. Windows
+    /// and head follow each other as in a whole model, so that caches hold as much as they do there.
+    fn take_turn(&mut self, pass: usize) -> Result<(), MeasureError> {
+        let short = self.passes[pass].tokens <= TOKENS_OF_WHOLE_WINDOWS;
+        self.run_pass(pass)?;
+        if !short {
+            return Ok(());
+        }
+        self.forget_last(pass);
+        let begun = Instant::now();
+        for _ in 0..RUNS_PER_TURN {
+            self.run_pass(pass)?;
+            if begun.elapsed() >= TURN {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Runs and time of a pass so far.
