@@ -7,8 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
-    bench, completions, doctor, init, join, make_model, nodes, plan, profile, run, serve,
-    short_options, show, status, token, tokenize, version,
+    bench, completions, doctor, init, join, list, make_model, nodes, plan, profile, ps, pull, rm,
+    run, serve, short_options, show, status, stop, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -43,6 +43,17 @@ pub(crate) enum Command {
     Run(Box<run::Arguments>),
     /// Serve a model to OpenAI's and Ollama's clients
     Serve(Box<serve::Arguments>),
+    /// Fetch a model from Hugging Face or an address
+    Pull(pull::Arguments),
+    /// List the models on this device
+    #[command(visible_alias = "ls")]
+    List(list::Arguments),
+    /// Remove models
+    Rm(rm::Arguments),
+    /// List the servers that run on this machine
+    Ps(ps::Arguments),
+    /// Stop a server of this machine
+    Stop(stop::Arguments),
     /// Serve layers of another device's model
     Join(join::Arguments),
     /// List the devices of the cluster, drain them or put them out

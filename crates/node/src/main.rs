@@ -22,6 +22,7 @@ mod identity;
 mod init;
 mod interrupt;
 mod join;
+mod list;
 mod loading;
 mod make_model;
 mod memory;
@@ -29,13 +30,18 @@ mod nodes;
 mod plan;
 mod profile;
 mod prompt;
+mod ps;
+mod pull;
+mod rm;
 mod run;
+mod running;
 mod serve;
 mod session;
 mod short_options;
 mod show;
 mod stage;
 mod status;
+mod stop;
 mod store;
 mod terminal;
 mod token;
@@ -76,6 +82,11 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Welcome => Ok(terminal::print(arguments::WELCOME)?),
         Command::Run(arguments) => run::execute(*arguments, started),
         Command::Serve(arguments) => serve::execute(*arguments, started),
+        Command::Pull(arguments) => pull::execute(&arguments),
+        Command::List(arguments) => list::execute(&arguments),
+        Command::Rm(arguments) => rm::execute(&arguments),
+        Command::Ps(arguments) => ps::execute(&arguments),
+        Command::Stop(arguments) => stop::execute(&arguments),
         Command::Join(arguments) => join::execute(&arguments),
         Command::Nodes(arguments) => nodes::execute(&arguments),
         Command::Status(arguments) => status::execute(&arguments),

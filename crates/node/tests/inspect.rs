@@ -31,6 +31,11 @@ fn every_help_fits_a_screen() {
         Commands:
           run          Answer a prompt, or chat
           serve        Serve a model to OpenAI's and Ollama's clients
+          pull         Fetch a model from Hugging Face or an address
+          list         List the models on this device [aliases: ls]
+          rm           Remove models
+          ps           List the servers that run on this machine
+          stop         Stop a server of this machine
           join         Serve layers of another device's model
           nodes        List the devices of the cluster, drain them or put them out
           status       Show who serves which layers, and how fast

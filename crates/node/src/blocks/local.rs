@@ -11,6 +11,7 @@ use motley_model::{ModelDirectory, split_paths};
 use super::layout::metadata_blocks;
 use super::manifest::Manifest;
 use super::partial::{PartialError, read_at, read_directory};
+use crate::store;
 
 /// Folders below a root that are searched. Hugging Face's snapshots lie four deep.
 const DEPTH_MAX: usize = 6;
@@ -20,16 +21,8 @@ const ENTRIES_MAX: usize = 200_000;
 
 /// Where models of this and other programs lie.
 pub(crate) fn model_roots(models: Option<&Path>) -> Vec<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let home = variable("HOME").or_else(|| variable("USERPROFILE"));
-    let below_home = |parts: &[&str]| {
-        home.as_ref().map(|home| parts.iter().fold(home.clone(), |path, part| path.join(part)))
-    };
-    let ollama = variable("OLLAMA_MODELS").or_else(|| below_home(&[".ollama", "models"]));
-    let hugging_face = variable("HF_HUB_CACHE")
-        .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| below_home(&[".cache", "huggingface", "hub"]));
-    let blobs = ollama.map(|ollama| ollama.join("blobs"));
+    let blobs = store::ollama_folder().map(|ollama| ollama.join("blobs"));
+    let hugging_face = store::hub_folder();
     [models.map(Path::to_owned), blobs, hugging_face].into_iter().flatten().collect()
 }
 

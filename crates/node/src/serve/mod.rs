@@ -36,6 +36,7 @@ use crate::loading::{self, Ready};
 use crate::memory;
 use crate::plan;
 use crate::run::random_seed;
+use crate::running::{RunFile, ServerFacts};
 use crate::terminal::{self, Progress};
 use crate::transport::Endpoint;
 
@@ -68,9 +69,30 @@ pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Fail
         "serving {name} on http://{address}/v1 after {}: {words}\n",
         terminal::duration(started.elapsed()),
     ));
+    let run_file = show_running(&settings, &name, address);
     let served = runtime.block_on(http::serve(socket, router, limits));
+    drop(run_file);
     runtime.shutdown_timeout(TASKS_END);
     Ok(served?)
+}
+
+/// Lets `motley ps` and `motley stop` find this server. It serves without that, too.
+fn show_running(settings: &Settings, model: &str, address: SocketAddr) -> Option<RunFile> {
+    let facts = ServerFacts {
+        model: model.to_owned(),
+        path: std::fs::canonicalize(&settings.path).unwrap_or_else(|_| settings.path.clone()),
+        address,
+        pid: std::process::id(),
+        started_unix_s: unix_now_s(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let state = StateFolder::locate(settings.state.clone());
+    let created = state.map_err(anyhow::Error::from).and_then(|state| {
+        StateFolder::open(&state)?;
+        Ok(RunFile::create(&state, &facts)?)
+    });
+    let told = |error| terminal::note(&format!("motley ps will not list this: {error:#}\n"));
+    created.map_err(told).ok()
 }
 
 /// Name that clients call the model by.
@@ -106,7 +128,7 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
     let model = Arc::new(Model::open(&settings.path).map_err(loading::open_failure)?);
     let context_tokens = loading::shared_context(&model, &settings.engine)?;
     let engine = loading::engine_options(&model, &settings.engine, context_tokens)?;
-    let folder = StateFolder::open(&StateFolder::locate(wish.state.clone())?)?;
+    let folder = StateFolder::open(&StateFolder::locate(settings.state.clone())?)?;
     let now = trusted_unix_s(SystemTime::now());
     let (identity, _) = Identity::load_or_create_cluster(&folder, &host_name(), now)?;
     let endpoint = Arc::new(Endpoint::new(&identity, Arc::new(Roster::new(&folder)))?);

@@ -35,6 +35,8 @@ pub(super) struct Settings {
     pub(super) vllm_metrics: bool,
     pub(super) engine: EngineWish,
     pub(super) cluster: Option<ClusterWish>,
+    /// The folder of keys and lists that was named.
+    pub(super) state: Option<PathBuf>,
     pub(super) verbose: bool,
 }
 
@@ -44,7 +46,6 @@ pub(super) struct ClusterWish {
     pub(super) address: SocketAddr,
     /// Whether the local network is to hear of it.
     pub(super) announced: bool,
-    pub(super) state: Option<PathBuf>,
     pub(super) nodes_awaited: usize,
     pub(super) split: Split,
     pub(super) objective: Objective,
@@ -103,6 +104,7 @@ impl Settings {
                 ..engine
             },
             cluster,
+            state: arguments.state,
             verbose: arguments.verbose,
         })
     }
@@ -122,7 +124,6 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
     Ok(Some(ClusterWish {
         address: SocketAddr::new(host, arguments.cluster_port),
         announced: arguments.lan,
-        state: arguments.state.clone(),
         nodes_awaited: arguments.nodes,
         split: arguments.split.clone(),
         objective: arguments.objective.objective(),

@@ -24,7 +24,15 @@ pub(crate) fn motley() -> Command {
             command.env_remove(name);
         }
     }
-    command.env("XDG_DATA_HOME", "/nowhere").stdin(Stdio::null());
+    for folder in ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "HF_HOME", "OLLAMA_MODELS"] {
+        command.env(folder, "/nowhere");
+    }
+    for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_CACHE"] {
+        command.env_remove(name);
+    }
+    // Servers leave notes of themselves in it.
+    command.env("XDG_STATE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("state"));
+    command.stdin(Stdio::null());
     // Tests run side by side, and compute threads that wait for each other suffer most from that.
     command.env("MOTLEY_THREADS", "1");
     command

@@ -1,10 +1,20 @@
 //! Where models lie, and which file a name means.
+//!
+//! The store is a folder of GGUF files, with what is known of their source beside them. Models of
+//! Ollama and of Hugging Face's tools are found where those keep them.
+
+mod elsewhere;
+mod record;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub(crate) use elsewhere::{hub_folder, ollama_folder};
+pub(crate) use record::{Record, path as record_path};
+
 use crate::failure::{Failure, Kind};
+use crate::pull::{HubModel, quantisation_in};
 
 /// How alike two names must be, from 0 to 1, for one to be offered for the other.
 const LIKENESS_MIN: f64 = 0.6;
@@ -23,21 +33,64 @@ pub(crate) fn folder(given: Option<PathBuf>) -> Option<PathBuf> {
     })
 }
 
-/// The file that `name` means: a path to a file, or the name of a model in `folder`, without
-/// regard to case and with or without its extension.
+/// Who keeps a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoredPlace {
+    /// The folder of models.
+    Models,
+    /// Ollama.
+    Ollama,
+    /// The cache of Hugging Face's tools.
+    HuggingFace,
+}
+
+/// A model on this device, under a name that commands take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredModel {
+    pub(crate) name: String,
+    /// Its file; of several the first.
+    pub(crate) path: PathBuf,
+    pub(crate) place: StoredPlace,
+}
+
+/// All models on this device: those of `folder`, then others' that it knows of.
+pub(crate) fn all(folder: Option<&Path>) -> Vec<StoredModel> {
+    let own = folder.map(names_in).unwrap_or_default();
+    let own =
+        own.into_iter().map(|(name, path)| StoredModel { name, path, place: StoredPlace::Models });
+    own.chain(others()).collect()
+}
+
+/// Models that other programs keep.
+fn others() -> Vec<StoredModel> {
+    let ollama = ollama_folder().map(|folder| elsewhere::ollama_models(&folder));
+    let hub = hub_folder().map(|folder| elsewhere::hub_models(&folder));
+    [ollama, hub].into_iter().flatten().flatten().collect()
+}
+
+/// The file that `name` means: a path to a file, the name of a model in `folder`, without regard to
+/// case and with or without its extension, `hf:ORG/REPO[:QUANT]` of a model that is here, or
+/// Ollama's name for one of its own.
 ///
 /// # Errors
 /// When there is no such file, with the names that are near.
 pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Failure> {
+    if name.starts_with("hf:") {
+        return of_hub(name, folder);
+    }
     let path = PathBuf::from(name);
     let Err(missing) = path.metadata() else { return Ok(path) };
-    let looks_like_path = path.components().count() > 1 || is_gguf(&path);
     let known = folder.map(names_in).unwrap_or_default();
     let wanted = stem(name);
     if let Some((_, file)) = known.iter().find(|(known, _)| *known == wanted) {
         return Ok(file.clone());
     }
-    if looks_like_path {
+    let tagged = format!("{name}:latest");
+    let is_named = |model: &StoredModel| model.name == name || model.name == tagged;
+    if let Some(model) = others().into_iter().find(is_named) {
+        return Ok(model.path);
+    }
+    if path.components().count() > 1 || is_gguf(&path) {
         let kind = match missing.kind() {
             io::ErrorKind::NotFound => Kind::NotFound,
             _ => Kind::Failed,
@@ -47,6 +100,37 @@ pub(crate) fn resolve(name: &str, folder: Option<&Path>) -> Result<PathBuf, Fail
     }
     let error = anyhow::anyhow!("no model is called '{name}'");
     Err(Failure::new(Kind::NotFound, error).hint(advice(&wanted, &known, folder)))
+}
+
+/// A model of a hub that was pulled before, by us or by the hub's own tools.
+fn of_hub(name: &str, folder: Option<&Path>) -> Result<PathBuf, Failure> {
+    let wanted: HubModel = name.parse().map_err(|error| Failure::new(Kind::Usage, error))?;
+    let is_wanted = |source: &str, file: &str| {
+        let Ok(found) = source.parse::<HubModel>() else { return false };
+        let variant = wanted.variant.as_deref().is_none_or(|variant| {
+            found.variant.is_some_and(|found| found.eq_ignore_ascii_case(variant))
+                || quantisation_in(file).eq_ignore_ascii_case(variant)
+        });
+        variant && found.repository.eq_ignore_ascii_case(&wanted.repository)
+    };
+    let pulled = folder.map(names_in).unwrap_or_default().into_iter().find(|(stem, path)| {
+        let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
+        let record = folder.and_then(|folder| Record::read(folder, file));
+        record.is_some_and(|record| is_wanted(&record.source, stem))
+    });
+    if let Some((_, path)) = pulled {
+        return Ok(path);
+    }
+    if let Some(model) = others().into_iter().find(|model| is_wanted(&model.name, "")) {
+        return Ok(model.path);
+    }
+    let error = anyhow::anyhow!("{wanted} is not on this device");
+    Err(Failure::new(Kind::NotFound, error).hint(format!("motley pull {wanted} fetches it")))
+}
+
+/// The name of a model by its file.
+pub(crate) fn name_of(path: &Path) -> String {
+    stem(&path.file_name().unwrap_or_default().to_string_lossy())
 }
 
 /// Model files of a folder, by name.
@@ -67,7 +151,7 @@ fn names_in(folder: &Path) -> Vec<(String, PathBuf)> {
     names
 }
 
-fn is_gguf(path: &Path) -> bool {
+pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
