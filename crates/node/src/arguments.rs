@@ -6,9 +6,10 @@ use std::ffi::OsString;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::config::{ConfigError, ConfigFile};
 use crate::{
-    bench, completions, doctor, init, join, list, make_model, nodes, plan, profile, ps, pull, rm,
-    run, serve, short_options, show, status, stop, token, tokenize, version,
+    bench, completions, config, doctor, init, join, list, make_model, nodes, plan, profile, ps,
+    pull, rm, run, serve, short_options, show, status, stop, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -21,8 +22,9 @@ motley --help                                  lists everything else
 /// Lines of help are at most this wide.
 const HELP_COLUMNS_MAX: usize = 100;
 
-const AFTER_HELP: &str =
-    "Each option has a variable, such as MOTLEY_MODELS for --models; options win over variables.";
+const AFTER_HELP: &str = "\
+Each option has a variable, such as MOTLEY_MODELS for --models, and can stand in a file:
+options win over variables, and variables over the file. motley config path says where it is.";
 
 /// Serves language models on the devices you have.
 #[derive(Debug, Parser)]
@@ -78,21 +80,64 @@ pub(crate) enum Command {
     Tokenize(tokenize::Arguments),
     /// Make a model of random weights in a given shape
     MakeModel(Box<make_model::Arguments>),
+    /// Show settings and where they come from
+    Config(config::Arguments),
     /// Print a completion script for a shell
     Completions(completions::Arguments),
     /// Show versions, features and devices
     Version(version::Arguments),
 }
 
-/// The command that the words of a command line name.
+/// Why words make no command.
+#[derive(Debug)]
+pub(crate) enum LineError {
+    /// They name none, or help or the version is asked for; it prints itself.
+    Words(clap::Error),
+    /// The configuration file is wrong.
+    Config(ConfigError),
+}
+
+impl From<clap::Error> for LineError {
+    fn from(error: clap::Error) -> Self {
+        Self::Words(error)
+    }
+}
+
+/// The command that the words of a command line name, with what the configuration file and the
+/// environment say.
 ///
 /// # Errors
-/// When they name none, or help or the version is asked for; the error prints itself.
-pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
-    let mut definition = definition();
-    let matches = definition.try_get_matches_from_mut(short_options::translate(words))?;
+/// When they name none, or the file says what no option takes.
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Command, LineError> {
+    let words = short_options::translate(words);
+    let plain = definition();
+    let file = match config_file(&plain) {
+        Ok(file) => file,
+        // Help is there for those whose file is wrong, too.
+        Err(error) => match plain.clone().try_get_matches_from(words) {
+            Err(help) if !help.use_stderr() => return Err(help.into()),
+            _ => return Err(LineError::Config(error)),
+        },
+    };
+    let mut definition = config::apply(plain.clone(), &file, None);
+    let mut matches = definition.try_get_matches_from_mut(words.clone())?;
+    if !file.is_empty() {
+        definition = config::apply(plain, &file, Some(&matches));
+        matches = definition.try_get_matches_from_mut(words)?;
+    }
     let line = Line::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))?;
     Ok(line.command.unwrap_or(Command::Welcome))
+}
+
+/// The user's configuration file.
+///
+/// # Errors
+/// When it says what no option of `definition` takes.
+pub(crate) fn config_file(definition: &clap::Command) -> Result<ConfigFile, ConfigError> {
+    match config::path() {
+        Some(path) => ConfigFile::load(&path, definition),
+        None => Ok(ConfigFile::default()),
+    }
 }
 
 /// All commands and options, each option with its variable.

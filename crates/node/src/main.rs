@@ -13,6 +13,7 @@ mod bench;
 mod blocks;
 mod cluster;
 mod completions;
+mod config;
 mod discovery;
 mod doctor;
 mod driver;
@@ -52,14 +53,20 @@ mod version;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use arguments::Command;
+use arguments::{Command, LineError};
 use failure::{Failure, Kind};
 
 fn main() -> ExitCode {
     let started = Instant::now();
     let command = match arguments::parse(std::env::args_os()) {
         Ok(command) => command,
-        Err(error) => {
+        Err(LineError::Config(error)) => {
+            let hint = error.hint();
+            let failure = Failure::new(Kind::Usage, error).hint(hint);
+            terminal::complain(&failure.report());
+            return exit_code(failure.kind);
+        }
+        Err(LineError::Words(error)) => {
             // Help and version are "errors" of the parser that go to stdout and succeed.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
@@ -99,6 +106,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Bench(arguments) => bench::execute(&arguments),
         Command::Tokenize(arguments) => tokenize::execute(&arguments),
         Command::MakeModel(arguments) => make_model::execute(&arguments),
+        Command::Config(arguments) => config::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Version(arguments) => version::execute(&arguments),
     }

@@ -32,7 +32,7 @@ fn every_help_fits_a_screen() {
           run          Answer a prompt, or chat
           serve        Serve a model to OpenAI's and Ollama's clients
           pull         Fetch a model from Hugging Face or an address
-          list         List the models on this device [aliases: ls]
+          list         List the models on this device [alias: ls]
           rm           Remove models
           ps           List the servers that run on this machine
           stop         Stop a server of this machine
@@ -48,6 +48,7 @@ fn every_help_fits_a_screen() {
           bench        Measure speed, alone or side by side with llama.cpp
           tokenize     Turn text into a model's tokens
           make-model   Make a model of random weights in a given shape
+          config       Show settings and where they come from
           completions  Print a completion script for a shell
           version      Show versions, features and devices
 
@@ -55,7 +56,8 @@ fn every_help_fits_a_screen() {
           -h, --help     Print help
           -V, --version  Print version
 
-        Each option has a variable, such as MOTLEY_MODELS for --models; options win over variables.
+        Each option has a variable, such as MOTLEY_MODELS for --models, and can stand in a file:
+        options win over variables, and variables over the file. motley config path says where it is.
     "#]]
     .assert_eq(&overview);
     let commands: Vec<&str> = overview

@@ -8,10 +8,21 @@ use motley_gateway::{QUEUE_REQUESTS, QUEUE_REQUESTS_PER_KEY};
 
 use super::SubmitError;
 
+/// How many requests may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueLimits {
+    /// Of all callers.
+    pub(crate) requests: usize,
+    /// Of one caller who is told apart.
+    pub(crate) requests_per_caller: usize,
+}
+
 /// Counts requests from their submission to their end.
 #[derive(Debug)]
 pub(super) struct Admission {
     slots: AtomicUsize,
+    requests_max: AtomicUsize,
+    requests_per_caller_max: AtomicUsize,
     inside: Mutex<Inside>,
 }
 
@@ -24,7 +35,18 @@ struct Inside {
 impl Admission {
     /// For an engine that is not known yet.
     pub(super) fn new() -> Self {
-        Self { slots: AtomicUsize::new(0), inside: Mutex::default() }
+        Self {
+            slots: AtomicUsize::new(0),
+            requests_max: AtomicUsize::new(QUEUE_REQUESTS as usize),
+            requests_per_caller_max: AtomicUsize::new(QUEUE_REQUESTS_PER_KEY as usize),
+            inside: Mutex::default(),
+        }
+    }
+
+    /// Other limits than those that ship.
+    pub(super) fn set_limits(&self, limits: QueueLimits) {
+        self.requests_max.store(limits.requests, Ordering::Relaxed);
+        self.requests_per_caller_max.store(limits.requests_per_caller, Ordering::Relaxed);
     }
 
     /// So many requests run at once.
@@ -42,13 +64,13 @@ impl Admission {
         let slots = admission.slots.load(Ordering::Relaxed);
         let mut inside = admission.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = inside.requests.saturating_sub(slots);
-        if waiting >= QUEUE_REQUESTS as usize {
+        if waiting >= admission.requests_max.load(Ordering::Relaxed) {
             return Err(SubmitError::Busy { waiting });
         }
         if let Some(caller) = caller {
             let own = inside.by_caller.entry(caller).or_default();
             let waiting = own.saturating_sub(slots);
-            if waiting >= QUEUE_REQUESTS_PER_KEY as usize {
+            if waiting >= admission.requests_per_caller_max.load(Ordering::Relaxed) {
                 return Err(SubmitError::CallerBusy { waiting });
             }
             *own += 1;
@@ -99,5 +121,16 @@ mod tests {
         passes.clear();
         assert_eq!(admission.inside(), 0);
         assert!(admission.inside.lock().unwrap().by_caller.is_empty());
+    }
+
+    #[test]
+    fn other_limits_hold_from_then_on() {
+        let admission = Arc::new(Admission::new());
+        admission.set_limits(QueueLimits { requests: 2, requests_per_caller: 1 });
+        let enter = |caller| Admission::enter(&admission, caller);
+        let _first = enter(Some(1)).unwrap();
+        assert!(matches!(enter(Some(1)), Err(SubmitError::CallerBusy { waiting: 1 })));
+        let _second = enter(None).unwrap();
+        assert!(matches!(enter(None), Err(SubmitError::Busy { waiting: 2 })));
     }
 }

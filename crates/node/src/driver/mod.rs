@@ -31,6 +31,7 @@ use motley_ring::{
     Assignment, AssignmentError, AssignmentSpec, ClusterId, Epoch, Route, WireElement,
 };
 
+pub(crate) use admission::QueueLimits;
 use admission::{Admission, Pass};
 pub(crate) use constrainer::{Constrainer, ConstraintError};
 use head::Head;
@@ -289,6 +290,11 @@ impl Driver {
     /// not needed to load one, so that the vocabulary can be loaded meanwhile.
     pub(crate) fn end_answers_by(&self, end_tokens: Vec<Token>) {
         self.end_tokens.get_or_init(|| end_tokens);
+    }
+
+    /// How many requests may wait, if not as many as ships.
+    pub(crate) fn limit_waiting(&self, limits: QueueLimits) {
+        self.admission.set_limits(limits);
     }
 
     /// Where what comes over the network is to go.

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use motley_ring::WireElement;
 
+use super::limits::LimitOptions;
 use crate::cluster::Split;
 use crate::plan::Goal;
 use crate::run::{CacheType, LayoutName, WeightsPlace};
@@ -15,6 +16,7 @@ use crate::transport::CLUSTER_PORT;
 
 /// Arguments of `motley serve`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Limits of requests are options too: motley config show serve lists them.")]
 pub(crate) struct Arguments {
     /// A GGUF file, or a name in the folder of models
     #[arg(value_name = "MODEL")]
@@ -118,6 +120,8 @@ pub(crate) struct Arguments {
     /// Print a line for every request
     #[arg(long)]
     pub(super) verbose: bool,
+    #[command(flatten)]
+    pub(super) limits: LimitOptions,
 }
 
 // Without doc comments on the values, which clap would print as a paragraph each.

@@ -14,6 +14,7 @@ use motley_gateway::{
 use motley_ggml::{Token, Vocabulary};
 
 use super::calls::{AnswerReader, CallStyle};
+use super::forms::FormLimits;
 use super::listener::{
     MarkerTokens, PIECES_WAITING_MAX, SinkListener, TextOfTokens, count, token_id,
 };
@@ -35,6 +36,7 @@ pub(super) struct Parts {
     pub(super) vocabulary: Vocabulary,
     pub(super) driver: Arc<Driver>,
     pub(super) place: Place,
+    pub(super) limits: FormLimits,
 }
 
 /// Where the driver's engine computes.
@@ -69,7 +71,7 @@ impl EngineBackend {
     /// # Errors
     /// When the model's chat template does not parse.
     pub(super) fn new(parts: Parts, name: String, context_tokens: usize) -> anyhow::Result<Self> {
-        let Parts { model, vocabulary, driver, place } = parts;
+        let Parts { model, vocabulary, driver, place, limits } = parts;
         let directory = model.directory();
         let prompts = PromptMaker::new(&directory.description, &vocabulary)?;
         let vocabulary = Arc::new(vocabulary);
@@ -78,7 +80,7 @@ impl EngineBackend {
         let call_markers = MarkerTokens::new(call_style.markers(), &vocabulary)?;
         Ok(Self {
             card: card::card(&model, &prompts, name, count(context_tokens))?,
-            forms: forms::Compiler::new(Arc::clone(&vocabulary), logits),
+            forms: forms::Compiler::new(Arc::clone(&vocabulary), logits, limits),
             vocabulary,
             prompts: Arc::new(prompts),
             call_style,

@@ -9,16 +9,22 @@ use axum::Router;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use motley_gateway::{HEADERS_TIMEOUT, Limits};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections at once; more wait in the system's queue.
-const CONNECTIONS_MAX: usize = 1024;
+use super::limits::ServeLimits;
 
-/// How long running answers may go on after the first signal to stop.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// What the socket allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ListenerLimits {
+    /// Time within which all headers of a request must arrive.
+    pub(super) headers: Duration,
+    /// Connections at once; more wait in the system's queue.
+    pub(super) connections: usize,
+    /// How long running answers may go on after the first signal to stop.
+    pub(super) farewell: Duration,
+}
 
 /// How long to wait when the system has no more sockets to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -38,10 +44,10 @@ pub(super) async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 pub(super) async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: Limits,
+    limits: &ServeLimits,
 ) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Arc::new(Semaphore::new(limits.listener.connections));
     let graceful = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -57,9 +63,9 @@ pub(super) async fn serve(
         let mut builder = hyper::server::conn::http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS_TIMEOUT)
-            .max_headers(limits.header_fields)
-            .max_buf_size(limits.header_bytes.max(HYPER_BUFFER_BYTES_MIN));
+            .header_read_timeout(limits.listener.headers)
+            .max_headers(limits.gateway.header_fields)
+            .max_buf_size(limits.gateway.header_bytes.max(HYPER_BUFFER_BYTES_MIN));
         let service = TowerToHyperService::new(router.clone());
         let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
@@ -71,7 +77,7 @@ pub(super) async fn serve(
     drop(listener);
     tokio::select! {
         () = graceful.shutdown() => {}
-        () = tokio::time::sleep(FAREWELL) => {}
+        () = tokio::time::sleep(limits.listener.farewell) => {}
         () = stop.asked() => {}
     }
     Ok(())

@@ -11,6 +11,7 @@ mod card;
 mod embedding;
 mod forms;
 mod http;
+mod limits;
 mod listener;
 mod log;
 mod settings;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use motley_engine::Model;
-use motley_gateway::{Exposure, GatewayConfig, Limits, MetricNames, SharedLog, UnixClock, router};
+use motley_gateway::{Exposure, GatewayConfig, MetricNames, SharedLog, UnixClock, router};
 
 pub(crate) use arguments::Arguments;
 use backend::{EngineBackend, Parts, Place};
@@ -62,15 +63,14 @@ pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Fail
         Some(wish) => together(&settings, wish)?,
     };
     let config = config(&settings, address);
-    let limits = config.limits;
     let name = backend.name().to_owned();
     let router = router(Arc::new(backend), config);
+    let run_file = show_running(&settings, &name, address);
     terminal::note(&format!(
         "serving {name} on http://{address}/v1 after {}: {words}\n",
         terminal::duration(started.elapsed()),
     ));
-    let run_file = show_running(&settings, &name, address);
-    let served = runtime.block_on(http::serve(socket, router, limits));
+    let served = runtime.block_on(http::serve(socket, router, &settings.limits));
     drop(run_file);
     runtime.shutdown_timeout(TASKS_END);
     Ok(served?)
@@ -119,7 +119,8 @@ fn alone(settings: &Settings) -> Result<(EngineBackend, String), Failure> {
         memory_bytes: memory.total_bytes(),
     };
     let Ready { model, vocabulary, driver, .. } = ready;
-    let parts = Parts { model, vocabulary, driver, place };
+    driver.limit_waiting(settings.limits.queue);
+    let parts = Parts { model, vocabulary, driver, place, limits: settings.limits.forms };
     Ok((EngineBackend::new(parts, model_name(settings), facts.context_tokens)?, words))
 }
 
@@ -140,6 +141,7 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
     let vocabulary = model.vocabulary().map_err(loading::open_failure)?;
     let driver = Arc::new(Driver::new());
     driver.end_answers_by(vocabulary.end_tokens());
+    driver.limit_waiting(settings.limits.queue);
     let budget = settings.engine.memory_budget_bytes.or_else(memory::available_bytes);
     let plan = HeadPlan {
         endpoint,
@@ -164,7 +166,8 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
     }
     let words =
         format!("devices join at {}; motley token new on this device invites them", head.address());
-    let parts = Parts { model, vocabulary, driver, place: Place::Cluster(head) };
+    let limits = settings.limits.forms;
+    let parts = Parts { model, vocabulary, driver, place: Place::Cluster(head), limits };
     Ok((EngineBackend::new(parts, model_name(settings), engine.context_tokens)?, words))
 }
 
@@ -181,7 +184,7 @@ fn config(settings: &Settings, address: SocketAddr) -> GatewayConfig {
         host_names.push(address.ip().to_string());
     }
     GatewayConfig {
-        limits: Limits::DEFAULT,
+        limits: settings.limits.gateway,
         keys: settings.keys.clone(),
         host_names,
         allowed_origins: settings.allowed_origins.clone(),

@@ -11,6 +11,7 @@ use motley_planner::Objective;
 use motley_ring::WireElement;
 
 use super::arguments::Arguments;
+use super::limits::ServeLimits;
 use crate::cluster::{ProfileSource, Split};
 use crate::failure::{Failure, Kind};
 use crate::loading::EngineWish;
@@ -38,6 +39,7 @@ pub(super) struct Settings {
     /// The folder of keys and lists that was named.
     pub(super) state: Option<PathBuf>,
     pub(super) verbose: bool,
+    pub(super) limits: ServeLimits,
 }
 
 /// How other devices take part.
@@ -86,6 +88,7 @@ impl Settings {
             arguments.parallel,
         )?;
         let cluster = cluster_wish(&arguments)?;
+        let limits = arguments.limits.checked().map_err(Failure::usage)?;
         let folder = store::folder(arguments.models);
         Ok(Self {
             path: store::resolve(&model, folder.as_deref())?,
@@ -106,6 +109,7 @@ impl Settings {
             cluster,
             state: arguments.state,
             verbose: arguments.verbose,
+            limits,
         })
     }
 }

@@ -20,8 +20,16 @@ use super::grammar::Grammar;
 use super::matcher::{FormMatcher, Opening, problem};
 use crate::driver::Constrainer;
 
-/// How long a grammar may take to compile, waiting for a worker included.
-const COMPILE_TIME_MAX: Duration = Duration::from_secs(2);
+/// What compiling grammars may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::serve) struct FormLimits {
+    /// How long one may take, waiting for a worker included.
+    pub(in crate::serve) compile: Duration,
+    /// Grammars that are kept.
+    pub(in crate::serve) kept: usize,
+    /// Bytes of all that are kept.
+    pub(in crate::serve) kept_bytes: usize,
+}
 
 /// Grammars that are compiled at the same time. One that takes too long keeps its worker until the
 /// limits below end it.
@@ -29,11 +37,6 @@ const WORKERS: usize = 2;
 
 /// Stack of a worker: schemas nest at most as deep as the gateway lets them, patterns deeper.
 const STACK_BYTES: usize = 16 << 20;
-
-/// Grammars that are kept.
-const KEPT_MAX: usize = 64;
-/// Bytes of all that are kept.
-const KEPT_BYTES_MAX: usize = 128 << 20;
 
 /// Bytes of a token that a form may use; longer ones are white space and rules of a page's width.
 const TOKEN_BYTES_MAX: usize = 512;
@@ -58,6 +61,7 @@ const LIMITS: ParserLimits = ParserLimits {
 pub(in crate::serve) struct Compiler {
     shared: Arc<Shared>,
     workers: Arc<Semaphore>,
+    time_max: Duration,
 }
 
 /// What workers use.
@@ -70,10 +74,10 @@ struct Shared {
 }
 
 /// Compiled grammars, the latest used last.
-#[derive(Default)]
 pub(super) struct Kept {
     entries: Vec<KeptGrammar>,
     bytes: usize,
+    limits: FormLimits,
 }
 
 pub(super) struct KeptGrammar {
@@ -84,10 +88,18 @@ pub(super) struct KeptGrammar {
 
 impl Compiler {
     /// A compiler for a vocabulary and a model that has so many logits.
-    pub(in crate::serve) fn new(vocabulary: Arc<Vocabulary>, logits: usize) -> Self {
-        let shared =
-            Shared { vocabulary, logits, factory: OnceLock::new(), kept: Mutex::default() };
-        Self { shared: Arc::new(shared), workers: Arc::new(Semaphore::new(WORKERS)) }
+    pub(in crate::serve) fn new(
+        vocabulary: Arc<Vocabulary>,
+        logits: usize,
+        limits: FormLimits,
+    ) -> Self {
+        let kept = Mutex::new(Kept::new(limits));
+        let shared = Shared { vocabulary, logits, factory: OnceLock::new(), kept };
+        Self {
+            shared: Arc::new(shared),
+            workers: Arc::new(Semaphore::new(WORKERS)),
+            time_max: limits.compile,
+        }
     }
 
     /// The matcher of an answer that `grammar` forces.
@@ -113,7 +125,7 @@ impl Compiler {
             self.on_worker(|shared| shared.factory().map(|_| ())).await??;
         }
         let compiled = self.on_worker(move |shared| shared.compile(&grammar));
-        match tokio::time::timeout(COMPILE_TIME_MAX, compiled).await {
+        match tokio::time::timeout(self.time_max, compiled).await {
             Ok(compiled) => compiled?,
             Err(_) => Err(super::schema::refuse("", "takes too long to compile")),
         }
@@ -264,6 +276,10 @@ pub(super) fn factory(tokens: &TokenBytes) -> Result<ParserFactory, String> {
 }
 
 impl Kept {
+    pub(super) fn new(limits: FormLimits) -> Self {
+        Self { entries: Vec::new(), bytes: 0, limits }
+    }
+
     pub(super) fn find(&mut self, text: &str) -> Option<Arc<Matcher>> {
         let at = self.entries.iter().position(|entry| entry.text == text)?;
         let entry = self.entries.remove(at);
@@ -275,7 +291,8 @@ impl Kept {
     pub(super) fn keep(&mut self, entry: KeptGrammar) {
         self.bytes += entry.bytes;
         self.entries.push(entry);
-        while self.entries.len() > KEPT_MAX || self.bytes > KEPT_BYTES_MAX {
+        let limits = self.limits;
+        while self.entries.len() > limits.kept || self.bytes > limits.kept_bytes {
             self.bytes -= self.entries.remove(0).bytes;
         }
     }

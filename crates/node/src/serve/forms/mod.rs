@@ -13,7 +13,7 @@ mod tests;
 
 use motley_gateway::{Constraint, GenerationRequest, Refusal, ToolChoice};
 
-pub(super) use compiler::Compiler;
+pub(super) use compiler::{Compiler, FormLimits};
 pub(super) use grammar::Grammar;
 
 use super::calls::CallStyle;

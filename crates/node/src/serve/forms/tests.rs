@@ -285,7 +285,7 @@ fn the_grammars_used_last_are_kept() {
         matcher: std::sync::Arc::clone(&matcher),
         bytes,
     };
-    let mut kept = Kept::default();
+    let mut kept = Kept::new(crate::serve::limits::ServeLimits::DEFAULT.forms);
     (0..64).for_each(|number| kept.keep(entry(number, 1)));
     assert!(kept.find("0").is_some());
     kept.keep(entry(64, 1));
