@@ -1,5 +1,4 @@
 //! The configuration file, and what wins over it.
-#![expect(clippy::disallowed_methods, reason = "a test writes files")]
 
 mod common;
 

@@ -277,6 +277,15 @@ fn what_cannot_be_pulled_says_why_and_leaves_nothing() {
         hint: wait, then give the same command again
     "#]],
     );
+}
+
+#[test]
+fn what_is_no_model_or_no_source_is_refused() {
+    let rig = Rig::new();
+    let check = |words: &[&str], expected: &Expect| {
+        rig.check_failure(&[&["pull"], words].concat(), expected);
+        assert_eq!(rig.names(), [""; 0]);
+    };
     check(
         &["hf:org/repo:F16"],
         &expect![[r#"

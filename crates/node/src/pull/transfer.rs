@@ -135,7 +135,7 @@ pub(super) enum FetchError {
     GaveUp {
         failures: u32,
         #[source]
-        last: Box<FetchError>,
+        last: Box<Self>,
     },
 }
 
