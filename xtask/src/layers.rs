@@ -53,7 +53,10 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("rustls", &["motley"]),
     ("socket2", &["motley"]),
     ("tokio", &["motley", "motley-gateway"]),
+    // Downloads; the other crates call nobody.
+    ("tokio-rustls", &["motley"]),
     ("tun-rs", &["xtask"]),
+    ("webpki-roots", &["motley"]),
 ];
 
 /// Crates that decide and never act ...
