@@ -319,7 +319,7 @@ mod tests {
             "[serve]\nubatch_size = 1\n",
             &expect![[r#"
             config.toml, line 2: no option is called 'ubatch_size' of motley serve
-            did you mean ubatch-size?
+            did you mean ubatch-size or batch-size?
         "#]],
         );
         check_refused(

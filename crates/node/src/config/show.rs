@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use clap::ArgMatches;
 use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches};
 use serde_json::{Value as Json, json};
 
 use super::{ConfigFile, is_setting, is_switch};
@@ -100,20 +100,36 @@ fn collect(
     for below in command.get_subcommands() {
         collect(below.clone(), place, file, list)?;
     }
-    // By itself, with nothing that must be given.
-    let definition = super::with_defaults(command, file, place, None)
-        .mut_args(|argument| argument.required(false))
-        .subcommand_required(false)
-        .arg_required_else_help(false);
-    let matches = definition.clone().try_get_matches_from([place.join(" ")])?;
-    for argument in definition.get_arguments().filter(|argument| is_setting(argument)) {
+    let definition = super::with_defaults(command, file, place, None);
+    // By themselves, so that nothing must be given.
+    let options: Vec<Arg> =
+        definition.get_arguments().filter(|argument| is_setting(argument)).map(bare).collect();
+    let alone = clap::Command::new("options").no_binary_name(true).disable_help_flag(true);
+    let matches = alone.args(&options).try_get_matches_from([""; 0])?;
+    for argument in &options {
         list.push(shown(argument, &matches, place, file));
     }
     place.pop();
     Ok(())
 }
 
-fn shown(argument: &clap::Arg, matches: &ArgMatches, place: &[String], file: &ConfigFile) -> Shown {
+/// An option with its values and without what it demands of others.
+fn bare(argument: &Arg) -> Arg {
+    let bare = Arg::new(argument.get_id().clone())
+        .long(argument.get_long().unwrap_or_default().to_owned())
+        .action(argument.get_action().clone())
+        .value_parser(argument.get_value_parser().clone());
+    let bare = match argument.get_env() {
+        Some(variable) => bare.env(variable.to_owned()),
+        None => bare,
+    };
+    match argument.get_default_values() {
+        [] => bare,
+        defaults => bare.default_values(defaults.to_vec()),
+    }
+}
+
+fn shown(argument: &Arg, matches: &ArgMatches, place: &[String], file: &ConfigFile) -> Shown {
     let id = argument.get_id().as_str();
     let key = argument.get_long().unwrap_or_default().to_owned();
     let raw = matches.get_raw(id).into_iter().flatten();
