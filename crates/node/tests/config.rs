@@ -113,12 +113,12 @@ fn a_word_that_contradicts_the_file_wins() {
 
 #[test]
 fn a_wrong_file_is_told_with_its_line_and_what_was_meant() {
-    let rig = Rig::new("[serve]\nprot = 8080\n");
+    let rig = Rig::new("[serve]\nparalel = 8\n");
     let output = rig.run(&["version"], &[]);
     assert_eq!(output.status.code(), Some(2));
     expect![[r#"
-        motley: FILE, line 2: no option is called 'prot' of motley serve
-        hint: did you mean port?
+        motley: FILE, line 2: no option is called 'paralel' of motley serve
+        hint: did you mean parallel?
     "#]]
     .assert_eq(&rig.said(&output));
     let help = rig.run(&["serve", "--help"], &[]);

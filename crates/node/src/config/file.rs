@@ -309,10 +309,10 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_nearest() {
         check_refused(
-            "[serve]\nprot = 1\n",
+            "[serve]\nparalel = 1\n",
             &expect![[r#"
-            config.toml, line 2: no option is called 'prot' of motley serve
-            did you mean port?
+            config.toml, line 2: no option is called 'paralel' of motley serve
+            did you mean parallel?
         "#]],
         );
         check_refused(

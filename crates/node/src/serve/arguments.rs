@@ -16,7 +16,7 @@ use crate::transport::CLUSTER_PORT;
 
 /// Arguments of `motley serve`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Limits of requests are options too: motley config show serve lists them.")]
+#[command(after_help = "motley config show serve lists more: limits, formats, names of metrics.")]
 pub(crate) struct Arguments {
     /// A GGUF file, or a name in the folder of models
     #[arg(value_name = "MODEL")]
@@ -52,10 +52,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME")]
     pub(super) host_name: Vec<String>,
     /// Site whose pages may read answers, such as `https://chat.example`
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", hide = true)]
     pub(super) allow_origin: Vec<String>,
     /// Also export metrics under other servers' names
-    #[arg(long, value_name = "NAMES")]
+    #[arg(long, value_name = "NAMES", hide = true)]
     pub(super) metrics_compat: Option<MetricsCompat>,
     /// Tokens of context per slot; 0 for the model's own [default: up to 4096]
     #[arg(short = 'c', long = "ctx-size", value_name = "N")]
@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "N")]
     pub(super) threads: Option<usize>,
     /// Tokens computed at once, unless -ub is less
-    #[arg(short, long, value_name = "N", default_value_t = 2048)]
+    #[arg(short, long, value_name = "N", default_value_t = 2048, hide = true)]
     pub(super) batch_size: usize,
     /// Tokens computed at once (-ub)
     #[arg(long, value_name = "N", default_value_t = 512)]
@@ -76,7 +76,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub(super) cache_type_k: CacheType,
     /// Layout of weights: measured or plain
-    #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "LAYOUT",
+        default_value = "measured",
+        hide_possible_values = true,
+        hide = true
+    )]
     pub(super) layout: LayoutName,
     /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
     #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
@@ -109,10 +115,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub(super) profile: Option<PathBuf>,
     /// Rounds of the ring per token, unless a plan decides
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), hide = true)]
     pub(super) rounds: u32,
     /// How activations travel: f32, f16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value = "f32", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "f32",
+        hide_possible_values = true,
+        hide = true
+    )]
     pub(super) wire: WireType,
     /// Folder of keys and lists [default: motley in the user's state folder]
     #[arg(long, value_name = "DIR")]
