@@ -53,7 +53,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
 #[command(after_help = "HF_TOKEN opens gated models, HF_ENDPOINT names another hub. \
     Interrupted, the same command goes on where it was.")]
 pub(crate) struct Arguments {
-    /// hf:ORG/REPO[:QUANT], or the address of a GGUF file
+    /// A model of Hugging Face, hf:ORG/REPO or hf:ORG/REPO:QUANT, or the address of a GGUF file
     #[arg(value_name = "SOURCE")]
     source: String,
     /// Folder to put it into [default: the folder of models]
