@@ -8,8 +8,8 @@ use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Sub
 
 use crate::config::{ConfigError, ConfigFile};
 use crate::{
-    bench, completions, config, doctor, init, join, list, make_model, nodes, plan, profile, ps,
-    pull, rm, run, serve, short_options, show, status, stop, token, tokenize, version,
+    bench, completions, config, doctor, init, join, list, load, make_model, nodes, plan, profile,
+    ps, pull, rm, run, serve, short_options, show, status, stop, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -76,6 +76,8 @@ pub(crate) enum Command {
     Profile(profile::Arguments),
     /// Measure speed, alone or side by side with llama.cpp
     Bench(bench::Arguments),
+    /// Measure servers under load, side by side
+    Load(load::Arguments),
     /// Turn text into a model's tokens
     Tokenize(tokenize::Arguments),
     /// Make a model of random weights in a given shape

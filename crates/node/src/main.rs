@@ -24,6 +24,7 @@ mod init;
 mod interrupt;
 mod join;
 mod list;
+mod load;
 mod loading;
 mod make_model;
 mod memory;
@@ -104,6 +105,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Plan(arguments) => plan::execute(&arguments),
         Command::Profile(arguments) => profile::execute(&arguments),
         Command::Bench(arguments) => bench::execute(&arguments),
+        Command::Load(arguments) => load::execute(&arguments),
         Command::Tokenize(arguments) => tokenize::execute(&arguments),
         Command::MakeModel(arguments) => make_model::execute(&arguments),
         Command::Config(arguments) => config::execute(&arguments),

@@ -7,6 +7,8 @@
 )]
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub(crate) mod server;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
