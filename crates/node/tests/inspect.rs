@@ -46,6 +46,7 @@ fn every_help_fits_a_screen() {
           plan         Plan who computes what, why, and how fast that is
           profile      Measure what this device can do, for plans
           bench        Measure speed, alone or side by side with llama.cpp
+          load         Measure servers under load, side by side
           tokenize     Turn text into a model's tokens
           make-model   Make a model of random weights in a given shape
           config       Show settings and where they come from
