@@ -9,8 +9,9 @@ use std::time::Duration;
 use motley_gateway::{
     Abilities, Alternative, Backend, BackendMetrics, ChatPrompt, ClusterState, Constraint, Content,
     Delta, Drawn, EmbeddingRequest, Failure, FinishReason, Finished, GenerationRequest, Health,
-    ModelCard, NodeState, Refusal, RenderedPrompt, Reply, Series, SeriesKind, SlotRequest,
-    SlotState, SpecialTokens, Timings, TokenId, TokenSink, TokenStream, TokenUsage, ToolChoice,
+    LinkState, ModelCard, NodeState, PlanState, Refusal, RenderedPrompt, Reply, Series, SeriesKind,
+    SlotRequest, SlotState, SpecialTokens, Timings, TokenId, TokenSink, TokenStream, TokenUsage,
+    ToolChoice,
 };
 
 pub const CONTEXT_TOKENS: u32 = 4_096;
@@ -139,10 +140,31 @@ impl Backend for Fake {
             memory_used_bytes: 400,
             busy_ratio: Some(0.5),
             step: Some(Duration::from_micros(250)),
+            token_predicted: Some(Duration::from_micros(240)),
+            correction: Some(1.5),
             ..NodeState::default()
         };
-        let nodes = vec![node];
-        ClusterState { epoch: 3, groups: 1, rounds: 1, nodes, ..ClusterState::default() }
+        let plan = PlanState {
+            token_predicted: Duration::from_micros(260),
+            reasons: vec!["One device serves best: desk.".to_owned()],
+            ..PlanState::default()
+        };
+        let link = LinkState {
+            from: "desk".to_owned(),
+            to: "laptop".to_owned(),
+            round_trip: Duration::from_micros(90),
+            bytes_per_s: 1_000_000,
+            assumed: true,
+        };
+        ClusterState {
+            epoch: 3,
+            groups: 1,
+            rounds: 1,
+            nodes: vec![node],
+            plan: Some(plan),
+            links: vec![link],
+            ..ClusterState::default()
+        }
     }
 
     fn tokenize(&self, _: String, text: String, special: SpecialTokens) -> Reply<'_, Vec<TokenId>> {

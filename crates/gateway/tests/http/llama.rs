@@ -111,5 +111,5 @@ async fn metrics_count_what_happened() {
 #[tokio::test]
 async fn the_cluster_is_shown_to_administrators() {
     let client = Client::new();
-    expect![[r#"{"epoch":3,"change":null,"groups":1,"rounds":1,"nodes":[{"name":"desk","id":"","address":"","head":true,"state":"serving","layers":[[0,4]],"memory_budget_bytes":1000,"memory_used_bytes":400,"round_trip_us":null,"busy_ratio":0.5,"step_us":250}]}"#]].assert_eq(&client.get("/cluster").await.text);
+    expect![[r#"{"epoch":3,"change":null,"groups":1,"rounds":1,"nodes":[{"name":"desk","id":"","address":"","head":true,"state":"serving","layers":[[0,4]],"memory_budget_bytes":1000,"memory_used_bytes":400,"round_trip_us":null,"busy_ratio":0.5,"step_us":250,"token_predicted_us":240,"token_measured_us":null,"hop_predicted_us":null,"correction":1.5,"why":null}],"plan":{"token_predicted_us":260,"token_measured_us":null,"reasons":["One device serves best: desk."]},"links":[{"from":"desk","to":"laptop","round_trip_us":90,"bytes_per_s":1000000,"assumed":true}]}"#]].assert_eq(&client.get("/cluster").await.text);
 }

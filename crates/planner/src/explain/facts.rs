@@ -220,7 +220,7 @@ pub fn explain(problem: &Problem, outcome: &PlanOutcome, budget: Budget) -> Expl
 /// What [`explain`] tells, without trying changes.
 #[must_use]
 pub fn explain_as_it_is(problem: &Problem, outcome: &PlanOutcome, budget: Budget) -> Explanation {
-    explain_with(problem, outcome, &Replanner::new(budget, &plan), (Vec::new(), 0))
+    explain_with(problem, outcome, &Replanner::new(budget, &plan), false)
 }
 
 pub(super) fn explain_by(
@@ -228,19 +228,22 @@ pub(super) fn explain_by(
     outcome: &PlanOutcome,
     replanner: &Replanner<'_>,
 ) -> Explanation {
-    let changes = changes::effects(problem, outcome, replanner);
-    explain_with(problem, outcome, replanner, changes)
+    explain_with(problem, outcome, replanner, true)
 }
 
 fn explain_with(
     problem: &Problem,
     outcome: &PlanOutcome,
     replanner: &Replanner<'_>,
-    (changes, changes_skipped): (Vec<ChangeEffect>, usize),
+    tries_changes: bool,
 ) -> Explanation {
     let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
     let facts = Facts { problem, outcome, costs };
     let single = facts.single(replanner);
+    let (changes, changes_skipped) = match tries_changes {
+        true => changes::effects(problem, outcome, replanner),
+        false => (Vec::new(), 0),
+    };
     Explanation {
         method: outcome.method,
         objective: problem.objective,
