@@ -146,8 +146,8 @@ fn out_of_order(index: usize, row: Row) -> RowsError {
     RowsError::OutOfOrder { row: index, slot: row.slot, position: row.position }
 }
 
-/// Runs that share one attention operation: neighbouring slots with equally many rows and equally
-/// many cells to look at.
+/// Runs that share one attention operation: neighbouring slots with equally many rows. Each looks
+/// at as many cells as the longest of them; those that it lacks are masked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) first_slot: usize,
@@ -168,22 +168,35 @@ impl Group {
 
 /// Joins runs into groups, into `groups`. `cells` gives the cells that a run of so many positions
 /// looks at, in unlimited and in sliding layers.
+///
+/// Single rows are joined even where their cells differ, as long as at most half of all cells are
+/// masked: a masked cell costs a small part of one that is looked at, an operation of its own
+/// costs every thread several waits.
 pub(crate) fn into_groups(
     runs: &[Run],
     cells: impl Fn(usize) -> (usize, usize),
     groups: &mut Vec<Group>,
 ) {
     groups.clear();
+    // Cells that the rows of the last group truly look at.
+    let mut looked_at = 0;
     for run in runs {
         let (full, window) = cells(run.positions().end);
         if let Some(group) = groups.last_mut()
             && group.first_slot + group.slots == run.slot
             && group.rows_per_slot == run.rows
-            && (group.cells, group.window_cells) == (full, window)
         {
-            group.slots += 1;
-            continue;
+            let (most, most_of_window) = (group.cells.max(full), group.window_cells.max(window));
+            let same = (group.cells, group.window_cells) == (full, window);
+            let single = run.rows == 1 && most * (group.slots + 1) <= 2 * (looked_at + full);
+            if same || single {
+                group.slots += 1;
+                (group.cells, group.window_cells) = (most, most_of_window);
+                looked_at += full;
+                continue;
+            }
         }
+        looked_at = full;
         groups.push(Group {
             first_slot: run.slot,
             slots: 1,
@@ -217,7 +230,18 @@ mod tests {
             .iter()
             .map(|g| (g.first_slot, g.slots, g.first_row, g.rows_per_slot, g.cells))
             .collect();
-        assert_eq!(brief, [(0, 2, 0, 1, 32), (2, 1, 2, 1, 64), (3, 1, 3, 2, 32)]);
+        assert_eq!(brief, [(0, 3, 0, 1, 64), (3, 1, 3, 2, 32)]);
+    }
+
+    #[test]
+    fn a_long_sequence_does_not_make_short_ones_pass_over_many_masked_cells() {
+        let list = rows(&[(0, 5), (1, 7), (2, 90), (3, 90)]);
+        let (mut runs, mut groups) = (Vec::new(), Vec::new());
+        into_runs(&list, 4, 100, &mut runs).unwrap();
+        into_groups(&runs, |end| (end.next_multiple_of(32), end.next_multiple_of(32)), &mut groups);
+        let brief: Vec<_> =
+            groups.iter().map(|group| (group.first_slot, group.slots, group.cells)).collect();
+        assert_eq!(brief, [(0, 2, 32), (2, 2, 96)]);
     }
 
     #[test]

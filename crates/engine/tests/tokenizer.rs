@@ -12,10 +12,8 @@ use motley_ggml::{MappedFile, Token, Vocabulary};
 use motley_model::{Gguf, write_metadata_only};
 
 fn shared_folder() -> Option<PathBuf> {
-    let folder = std::env::var_os("MOTLEY_SHARED").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-        PathBuf::from,
-    );
+    let folder = std::env::var_os("MOTLEY_SHARED")
+        .map_or_else(|| PathBuf::from("../../../shared"), PathBuf::from);
     if folder.join("data/tokenizer").exists() {
         return Some(folder);
     }

@@ -197,7 +197,7 @@ mod tests {
     use expect_test::{Expect, expect};
 
     fn description(name: &str) -> Description {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab").join(name);
+        let file = Path::new("../lab").join(name);
         let text = std::fs::read_to_string(file).expect("the example is there");
         parse(&text).expect("the example is right")
     }

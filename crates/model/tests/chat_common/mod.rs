@@ -18,7 +18,7 @@ pub(crate) const NOW: CivilTime =
 
 /// The folder of reference data: next to the checkout, or where the environment says.
 pub(crate) fn shared_data() -> PathBuf {
-    let near = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let near = PathBuf::from("../../../shared");
     std::env::var_os("MOTLEY_SHARED").map_or(near, PathBuf::from).join("data")
 }
 

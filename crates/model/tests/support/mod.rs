@@ -178,7 +178,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Gguf<'_>, motley_model::GgufError> {
 
 /// The folder of the broken files that were made for this project.
 pub(crate) fn malformed_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf_malformed")
+    Path::new("tests/fixtures/gguf_malformed")
 }
 
 /// One line of the manifest of broken files.

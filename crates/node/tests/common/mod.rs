@@ -108,7 +108,6 @@ pub(crate) fn models_folder() -> PathBuf {
 
 /// Broken files, each with what is wrong in its name.
 pub(crate) fn broken(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = folder.join("../model/tests/fixtures/gguf_malformed").join(name);
+    let path = Path::new("../model/tests/fixtures/gguf_malformed").join(name);
     path.to_str().expect("a path that is text").to_owned()
 }

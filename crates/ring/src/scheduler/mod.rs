@@ -20,14 +20,17 @@ pub use queue::SubmitRefused;
 pub use slots::{ReuseRule, SlotPhase, SlotState};
 use slots::{Sequence, Slot};
 
-/// Rows of prompts in a micro-batch while other sequences wait for their next token, by default.
+/// Rows of prompts in a micro-batch while other sequences wait for their next token, by default and
+/// for each prompt that waits.
 ///
 /// On a processor a micro-batch of 32 to 64 rows costs about as much as its rows, so that more
 /// would only make the others wait longer; on a GPU up to a few hundred cost little more than one.
-/// 64 holds the others up for little and loses little prompt speed on either. A driver that
-/// measures its steps may change it at any time.
+/// 64 holds the others up for little and loses little prompt speed on either. Where many prompts
+/// wait, more are waiting for their first token than for their next. A driver that measures its
+/// steps may change it at any time.
 const PREFILL_ROWS_WHILE_DECODING: u32 = 64;
-/// Rows that a chunk of a prompt is not cut below to fill a pipeline.
+/// Rows that a chunk of a prompt is not cut below, neither to fill a pipeline nor to fill a
+/// micro-batch up: from here on ggml's attention works on tiles.
 const PREFILL_ROWS_MIN: u32 = 64;
 /// A prompt is cut into this many chunks per stage: the pipeline then runs full for all but a
 /// fifth of the time, and more chunks would read the weights more often than that saves.
@@ -56,7 +59,8 @@ pub struct SchedulerOptions {
     pub batch_rows_max: u32,
     /// Micro-batches on their way at once: the stages of the ring.
     pub groups: u32,
-    /// Rows of prompts in a micro-batch while other sequences wait for their next token.
+    /// Rows of prompts in a micro-batch while other sequences wait for their next token, for each
+    /// prompt that waits.
     pub prefill_rows_while_decoding: u32,
     /// Requests that wait for a slot.
     pub waiting_max: u32,
@@ -493,10 +497,13 @@ impl Scheduler {
     /// Decides how many rows each slot has in the next micro-batch, and in which order they come.
     ///
     /// Next tokens of answers come first, so that long prompts do not hold them up, and only as
-    /// many as make the groups even. Prompts share what is left: the oldest takes half, the next
-    /// half of the rest and so on, so that a short prompt passes a long one.
+    /// many as make the groups even; they are sent in the order of slots, which attention can join.
+    /// Prompts follow one after the other, not side by side: the first of them is answered sooner,
+    /// the last no later, and attention over many rows of one sequence costs less than over a few
+    /// of each. The one with the fewest rows left comes first, so that a short prompt passes a long
+    /// one, and every other time the one that has waited longest, so that none waits for ever.
     fn share_rows(&mut self) {
-        let Self { options, slots, shares, order, .. } = self;
+        let Self { options, slots, shares, order, next_id, .. } = self;
         shares.clear();
         shares.resize(slots.len(), 0);
         order.clear();
@@ -508,12 +515,9 @@ impl Scheduler {
         let waiting_since = |slot: &u32| slots[*slot as usize].waiting_since();
         order.sort_unstable_by_key(waiting_since);
         order.truncate(even_share as usize);
+        order.sort_unstable();
         for slot in &*order {
             shares[*slot as usize] = 1;
-        }
-        let mut room = options.batch_rows_max - order.len() as u32;
-        if active > 0 {
-            room = room.min(options.prefill_rows_while_decoding);
         }
         let first = order.len();
         let prompts = (0..slots.len() as u32).filter(|slot| {
@@ -521,31 +525,43 @@ impl Scheduler {
             !decoding(slot) && slot.pending() > 0
         });
         order.extend(prompts);
-        order[first..].sort_unstable_by_key(waiting_since);
-        let chunk = |slot: u32| {
-            let slot = &slots[slot as usize];
-            let most = if slot.wants_all_rows() { WANTED_ROWS_MAX } else { u32::MAX };
-            slot.pending().min(chunk_rows(options, slot.prompt_tokens())).min(most)
-        };
-        for halving in [true, false] {
-            for (index, slot) in order.iter().enumerate().skip(first) {
-                let others = halving && index + 1 < order.len();
-                let most = if others { room.div_ceil(2) } else { room };
-                let more = (chunk(*slot) - shares[*slot as usize]).min(most);
-                shares[*slot as usize] += more;
-                room -= more;
+        let prompts = &mut order[first..];
+        if *next_id % 2 == 0 {
+            prompts.sort_unstable_by_key(|slot| {
+                (slots[*slot as usize].pending(), waiting_since(slot))
+            });
+        } else {
+            prompts.sort_unstable_by_key(waiting_since);
+        }
+        let mut room = options.batch_rows_max - first as u32;
+        if active > 0 {
+            let waiting = prompts.len() as u32;
+            room = room.min(options.prefill_rows_while_decoding.saturating_mul(waiting));
+        }
+        let mut none_yet = true;
+        for slot in &*prompts {
+            let index = *slot as usize;
+            let rows = chunk_rows(options, &slots[index]).min(room);
+            let whole = rows == slots[index].pending();
+            if rows > 0 && (none_yet || whole || rows >= PREFILL_ROWS_MIN) {
+                shares[index] = rows;
+                room -= rows;
+                none_yet = false;
             }
         }
     }
 }
 
-/// Rows of a prompt in one micro-batch: a lone prompt is cut so that all stages work on it.
-fn chunk_rows(options: &SchedulerOptions, prompt_tokens: u32) -> u32 {
-    if options.groups == 1 {
-        return options.batch_rows_max;
-    }
-    let chunks = options.groups.saturating_mul(PREFILL_CHUNKS_PER_GROUP);
-    prompt_tokens.div_ceil(chunks).max(PREFILL_ROWS_MIN).min(options.batch_rows_max)
+/// Rows of a prompt in one micro-batch at most: a lone prompt is cut so that all stages work on it.
+fn chunk_rows(options: &SchedulerOptions, slot: &Slot) -> u32 {
+    let most = if slot.wants_all_rows() { WANTED_ROWS_MAX } else { options.batch_rows_max };
+    let chunk = if options.groups == 1 {
+        options.batch_rows_max
+    } else {
+        let chunks = options.groups.saturating_mul(PREFILL_CHUNKS_PER_GROUP);
+        slot.prompt_tokens().div_ceil(chunks).max(PREFILL_ROWS_MIN)
+    };
+    slot.pending().min(chunk).min(most).min(options.batch_rows_max)
 }
 
 fn check(options: &SchedulerOptions) {

@@ -138,9 +138,50 @@ fn a_short_prompt_passes_a_long_one() {
     bench.ask(1, &numbers(40));
     bench.ask(2, &[1, 2, 3]);
     expect![[r#"
-        0![0..13) 1![0..3)*
+        1![0..3)*
     "#]]
     .assert_eq(&bench.send());
+}
+
+#[test]
+fn short_prompts_do_not_hold_up_a_long_one_for_ever() {
+    let mut bench = Bench::new(OPTIONS);
+    bench.ask(1, &numbers(40));
+    let mut sent = String::new();
+    for request in 2..8 {
+        bench.ask(request, &[1, 2, 3]);
+        sent.push_str(&bench.send());
+        bench.come_back();
+    }
+    expect![[r#"
+        1![0..3)*
+        1[3..4)* 0![0..8)
+        1[4..5)* 2![0..3)* 3![0..3)*
+        2[3..4)* 3[3..4)* 0[8..16)
+        2[4..5)* 3[4..5)* 1[2..3)*
+        1[3..4)* 0[16..28)
+    "#]]
+    .assert_eq(&sent);
+}
+
+#[test]
+fn prompts_that_wait_together_are_computed_one_after_the_other() {
+    let options = SchedulerOptions { batch_rows_max: 256, context_tokens: 512, ..OPTIONS };
+    let mut bench = Bench::new(SchedulerOptions { prefill_rows_while_decoding: 64, ..options });
+    bench.ask(1, &[1]);
+    bench.send();
+    for request in 2..=4 {
+        bench.ask(request, &numbers(130));
+    }
+    bench.come_back();
+    bench.check(expect![[r#"
+        0[1..2)* 1![0..130)*
+        0[2..3)* 1[130..131)* 2![0..128)
+        1[131..132)* 2[128..130)* 3![0..126)
+        2[130..131)* 3[126..130)*
+        2[131..132)* 3[130..131)*
+        3[131..132)*
+    "#]]);
 }
 
 #[test]
@@ -399,17 +440,20 @@ fn all_logits_of_a_prompt_come_back_in_order() {
     (all.prompt_rows, all.tokens_max) = (true, 2);
     bench.submit(all).expect("there is room");
     bench.ask(3, &[1]);
+    bench.send();
+    bench.come_back();
     expect![[r#"
-        1![0..15)** 2![0..1)*
+        2[1..2)* 1![0..4)**
     "#]]
     .assert_eq(&bench.send());
     let ready = bench.come_back();
     let told: Vec<_> =
         ready.iter().map(|ready| (ready.first_row, ready.rows, ready.chooses)).collect();
-    assert_eq!(told, [(0, 15, false), (15, 1, true)]);
+    assert_eq!(told, [(0, 1, true), (1, 4, false)]);
     bench.check(expect![[r#"
-        2[1..2)* 1[15..18)**
-        2[2..3)* 1[18..19)*
+        2[2..3)* 1[4..8)**
+        1[8..18)**
+        1[18..19)*
     "#]]);
 }
 

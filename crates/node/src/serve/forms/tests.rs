@@ -305,7 +305,7 @@ struct SuiteTest {
 
 /// The suite's tests in the folder `draft`, or nothing, with a message, where they are not here.
 fn suite(draft: &str) -> Option<Vec<SuiteTest>> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let here = Path::new("../../../shared");
     let shared = std::env::var_os("MOTLEY_SHARED").map_or(here, Into::into);
     let folder = shared.join("data/json_schema/JSON-Schema-Test-Suite/tests").join(draft);
     let Ok(files) = std::fs::read_dir(&folder) else {
