@@ -9,7 +9,7 @@ use crate::cache::Workplace;
 use crate::models::{GEMMA3, QWEN_500M, SMOLLM2};
 use crate::process::{self, Job};
 use crate::steps::{self, Outcome, Step};
-use crate::{layers, setup, supply, tidy};
+use crate::{layers, setup, supply, tidy, vulkan};
 
 /// Quick checks come first. All cargo calls use one profile and one target folder, so that
 /// llama.cpp is compiled once.
@@ -21,6 +21,7 @@ const STEPS: &[Step] = &[
     Step { name: "models", essential: false, run: fetch_models },
     Step { name: "clippy", essential: false, run: clippy },
     Step { name: "tests", essential: false, run: tests },
+    Step { name: "gpu", essential: false, run: vulkan::run },
     Step { name: "clients", essential: false, run: clients },
     Step { name: "doc-tests", essential: false, run: doc_tests },
     Step { name: "docs", essential: false, run: docs },

@@ -24,6 +24,7 @@ mod setup;
 mod steps;
 mod supply;
 mod tidy;
+mod vulkan;
 
 use std::process::ExitCode;
 

@@ -93,6 +93,38 @@ const NETWORK_NEEDS: &[Need] = &[
     },
 ];
 
+/// What only the tests on a software GPU need.
+const VULKAN_NEEDS: &[Need] = &[
+    Need {
+        tool: "Vulkan's loader and headers",
+        found: || Path::new("/usr/include/vulkan/vulkan.hpp").exists(),
+        debian: &["libvulkan-dev"],
+        brew: &[],
+        termux: &[],
+    },
+    Need {
+        tool: "glslc",
+        found: || succeeds("glslc", &["--version"]),
+        debian: &["glslc"],
+        brew: &[],
+        termux: &[],
+    },
+    Need {
+        tool: "SPIR-V's headers",
+        found: || Path::new("/usr/include/spirv/unified1/spirv.hpp").exists(),
+        debian: &["spirv-headers"],
+        brew: &[],
+        termux: &[],
+    },
+    Need {
+        tool: "Mesa's software Vulkan",
+        found: || crate::vulkan::software_driver().is_some(),
+        debian: &["mesa-vulkan-drivers"],
+        brew: &[],
+        termux: &[],
+    },
+];
+
 /// Makes sure that every tool is there, or fails with the command that would bring it.
 pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
     if missing(NEEDS).is_empty() {
@@ -106,6 +138,17 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
 #[cfg(feature = "lab")]
 pub(crate) fn network_tools(workplace: &Workplace) -> Result<()> {
     provide(workplace, NETWORK_NEEDS)
+}
+
+/// The same for the tests on a software GPU, where they can be had without a question: they are
+/// few, and no other build needs these tools.
+pub(crate) fn vulkan_tools(workplace: &Workplace) -> Result<bool> {
+    let may_install = || matches!(System::here(), System::Debian) && administrator().is_some();
+    if !missing(VULKAN_NEEDS).is_empty() && !may_install() {
+        return Ok(false);
+    }
+    provide(workplace, VULKAN_NEEDS)?;
+    Ok(true)
 }
 
 fn provide(workplace: &Workplace, needs: &'static [Need]) -> Result<()> {

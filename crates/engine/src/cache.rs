@@ -3,15 +3,18 @@
 //! A layer that sees everything keeps position `p` in cell `p`. A layer with a sliding window keeps
 //! it in cell `p mod cells`, with as many cells as the window and one batch need.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use motley_ggml::{BufferKind, ElementType, TensorError, TensorId, TensorSet, TensorSpec};
+use motley_ggml::{ElementType, TensorError, TensorId, TensorSet, TensorSpec};
 use motley_model::HyperParameters;
 
+use crate::engine::EngineOptions;
 use crate::layer_set::LayerSet;
 use crate::reuse::{ReuseRule, SlotHistory};
 use crate::rows::{RowsError, Run};
+use crate::sites::{Site, Sites};
 
 /// How cached keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +49,15 @@ pub(crate) struct CacheShape {
 const CELLS_STEP: usize = 256;
 
 impl CacheShape {
+    pub(crate) fn of(options: &EngineOptions) -> Self {
+        Self {
+            slots: options.slots,
+            context_tokens: options.context_tokens,
+            batch_rows_max: options.batch_rows_max,
+            element: options.cache,
+        }
+    }
+
     /// Cells per slot of a layer that sees everything.
     pub(crate) fn full_cells(&self) -> usize {
         self.context_tokens.next_multiple_of(CELLS_STEP)
@@ -68,8 +80,9 @@ impl CacheShape {
 }
 
 /// One layer's part of the cache.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LayerCache {
+    pub(crate) set: Rc<TensorSet>,
     pub(crate) keys: TensorId,
     pub(crate) values: TensorId,
     pub(crate) cells: usize,
@@ -128,58 +141,82 @@ pub enum CacheError {
 /// Keys and values of all held layers.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    pub(crate) set: Rc<TensorSet>,
     held: LayerSet,
     layers: Vec<LayerCache>,
     shape: CacheShape,
     histories: Vec<SlotHistory>,
+    bytes: BTreeMap<Site, u64>,
 }
 
 impl Cache {
+    /// An empty cache of each layer in the memory of its site.
     pub(crate) fn new(
         hyper: &HyperParameters,
         held: &LayerSet,
         shape: CacheShape,
-        memory: BufferKind,
+        sites: &Sites,
     ) -> Result<Self, TensorError> {
-        let element = shape.element.element();
-        let mut specs = Vec::new();
-        for layer in held.iter().map(|layer| &hyper.layers[layer]) {
-            let cells =
-                layer.window_tokens.map_or(shape.full_cells(), |window| shape.window_cells(window));
-            for (name, row) in [
-                ("keys", hyper.key_row_elements(layer)),
-                ("values", hyper.value_row_elements(layer)),
-            ] {
-                specs.push(TensorSpec {
-                    name: name.to_owned(),
-                    element,
-                    shape: [row, (cells * shape.slots) as u64, 1, 1],
-                });
-            }
-        }
-        let set = TensorSet::allocate(memory, &specs)?;
-        let ids: Vec<TensorId> = set.ids().collect();
-        let layers = held
-            .iter()
-            .map(|layer| &hyper.layers[layer])
-            .zip(ids.as_chunks::<2>().0)
-            .map(|(layer, &[keys, values])| {
-                let cells = layer
-                    .window_tokens
-                    .map_or(shape.full_cells(), |window| shape.window_cells(window));
-                LayerCache {
+        Self::made(hyper, held, shape, sites, |site, specs| {
+            TensorSet::allocate(sites.memory(site), specs)
+        })
+    }
+
+    /// A cache without memory, to build graphs that are never run.
+    pub(crate) fn imagined(
+        hyper: &HyperParameters,
+        held: &LayerSet,
+        shape: CacheShape,
+    ) -> Result<Self, TensorError> {
+        let sites = Sites::processor(held);
+        Self::made(hyper, held, shape, &sites, |_, specs| TensorSet::imagined(specs))
+    }
+
+    fn made(
+        hyper: &HyperParameters,
+        held: &LayerSet,
+        shape: CacheShape,
+        sites: &Sites,
+        make: impl Fn(Site, &[TensorSpec]) -> Result<Rc<TensorSet>, TensorError>,
+    ) -> Result<Self, TensorError> {
+        let cells_of = |layer: usize| {
+            let window = hyper.layers[layer].window_tokens;
+            window.map_or(shape.full_cells(), |window| shape.window_cells(window))
+        };
+        let mut by_site: BTreeMap<Site, Vec<usize>> = BTreeMap::new();
+        held.iter().for_each(|layer| by_site.entry(sites.of_layer(layer)).or_default().push(layer));
+        let mut bytes = BTreeMap::new();
+        let mut made: BTreeMap<usize, LayerCache> = BTreeMap::new();
+        for (site, layers) in by_site {
+            let specs: Vec<TensorSpec> = layers
+                .iter()
+                .flat_map(|layer| specs(hyper, *layer, shape, cells_of(*layer)))
+                .collect();
+            let set = make(site, &specs)?;
+            bytes.insert(site, set.allocated_bytes() as u64);
+            let ids: Vec<TensorId> = set.ids().collect();
+            for (layer, &[keys, values]) in layers.into_iter().zip(ids.as_chunks::<2>().0) {
+                let cells = cells_of(layer);
+                let row_bytes = |id| set.tensor_bytes(id) / (cells * shape.slots);
+                let cache = LayerCache {
+                    set: Rc::clone(&set),
                     keys,
                     values,
                     cells,
-                    window: layer.window_tokens,
-                    key_row_bytes: set.tensor_bytes(keys) / (cells * shape.slots),
-                    value_row_bytes: set.tensor_bytes(values) / (cells * shape.slots),
-                }
-            })
-            .collect::<Vec<_>>();
-        let histories = vec![SlotHistory::default(); layers.len() * shape.slots];
-        Ok(Self { set, held: held.clone(), layers, shape, histories })
+                    window: hyper.layers[layer].window_tokens,
+                    key_row_bytes: row_bytes(keys),
+                    value_row_bytes: row_bytes(values),
+                };
+                made.insert(layer, cache);
+            }
+        }
+        let histories = vec![SlotHistory::default(); made.len() * shape.slots];
+        let layers = made.into_values().collect();
+        Ok(Self { held: held.clone(), layers, shape, histories, bytes })
+    }
+
+    /// Bytes in the memory of a site.
+    pub(crate) fn bytes(&self, site: Site) -> u64 {
+        self.bytes.get(&site).copied().unwrap_or(0)
     }
 
     pub(crate) fn layer(&self, layer: usize) -> &LayerCache {
@@ -268,7 +305,8 @@ impl Cache {
                 for cells in self.cell_runs(cache, slot, positions.clone()) {
                     let start = bytes.len();
                     bytes.resize(start + cells.len() * row_bytes, 0);
-                    self.set
+                    cache
+                        .set
                         .read(id, cells.start * row_bytes, &mut bytes[start..])
                         .expect("cells lie inside the cache");
                 }
@@ -296,13 +334,14 @@ impl Cache {
         }
         let mut rest = bytes;
         for layer in layers {
-            let cache = *self.layer(layer);
+            let cache = self.layer(layer).clone();
             for (id, row_bytes) in
                 [(cache.keys, cache.key_row_bytes), (cache.values, cache.value_row_bytes)]
             {
                 for cells in self.cell_runs(&cache, slot, cache.rule().visible(tokens)) {
                     let (now, later) = rest.split_at(cells.len() * row_bytes);
-                    self.set
+                    cache
+                        .set
                         .write(id, cells.start * row_bytes, now)
                         .expect("cells lie inside the cache");
                     rest = later;
@@ -349,4 +388,20 @@ impl Cache {
     fn position(&self, layer: usize) -> usize {
         self.held.index_of(layer).expect("checked: the layer is held here")
     }
+}
+
+/// Keys and values of a layer.
+fn specs(
+    hyper: &HyperParameters,
+    layer: usize,
+    shape: CacheShape,
+    cells: usize,
+) -> [TensorSpec; 2] {
+    let layer = &hyper.layers[layer];
+    let spec = |name: &str, row: u64| TensorSpec {
+        name: name.to_owned(),
+        element: shape.element.element(),
+        shape: [row, (cells * shape.slots) as u64, 1, 1],
+    };
+    [spec("keys", hyper.key_row_elements(layer)), spec("values", hyper.value_row_elements(layer))]
 }

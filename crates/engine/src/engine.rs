@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use motley_ggml::{
-    AllocateError, Backend, ComputeBuffer, ComputeError, Graph, MappedFile, TensorError,
-    ThreadPool, ThreadPoolOptions, Token,
+    AllocateError, ComputeError, Graph, MappedFile, StartError, TensorError, ThreadPoolOptions,
+    Token,
 };
 use motley_model::HyperParameters;
 
@@ -20,8 +20,10 @@ use crate::model::Model;
 use crate::placement::Placement;
 use crate::reuse::ReuseRule;
 use crate::rows::{self, Group, Row, RowsError, Run};
+use crate::sites::Site;
 use crate::stream::{ReadError, Reading, Store, StoreError};
 use crate::weights::{Parts, Weights};
+use crate::workers::{Carry, Workers};
 
 /// What an engine holds and how large it may work.
 #[derive(Clone, Debug)]
@@ -101,6 +103,17 @@ pub enum LoadError {
         /// Layers held.
         layers: usize,
     },
+    /// A GPU that is not here.
+    #[error("there is no GPU {gpu}: this build sees {seen} of them")]
+    NoGpu {
+        /// The GPU asked for, counted from zero.
+        gpu: usize,
+        /// GPUs that there are.
+        seen: usize,
+    },
+    /// A GPU is there, but refuses to work.
+    #[error("cannot use the GPU")]
+    Gpu(#[from] StartError),
     /// Too little memory even with every layer streamed.
     #[error(
         "{budget_bytes} bytes are too few: {least_bytes} are needed with every layer streamed, \
@@ -162,7 +175,7 @@ pub enum Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// The selected rows of either kind; `None` when all are wanted.
-    fn selection(self) -> Option<(&'a [usize], &'a [usize])> {
+    pub(crate) fn selection(self) -> Option<(&'a [usize], &'a [usize])> {
         match self {
             Self::Hidden => None,
             Self::HiddenOf(rows) | Self::Logits(rows) => Some((rows, &[])),
@@ -171,7 +184,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether the head is needed.
-    fn needs_head(self) -> bool {
+    pub(crate) fn needs_head(self) -> bool {
         matches!(self, Self::Logits(_) | Self::LogitsAndStates(..))
     }
 }
@@ -262,29 +275,29 @@ pub enum StepError {
 pub struct Engine {
     // Declared before what graphs point to only for reading; graphs own references to all of it.
     pub(crate) graphs: KeptGraphs,
-    memory: ComputeBuffer,
-    backend: Backend,
-    hyper: HyperParameters,
+    pub(crate) workers: Workers,
+    pub(crate) hyper: HyperParameters,
     pub(crate) held: LayerSet,
     // Whose maps weights are read from; none with weights in memory.
     mapped_files: Vec<Arc<MappedFile>>,
-    weights: Weights,
+    pub(crate) weights: Weights,
     // The weights that may move; none where all are placed for good.
     pub(crate) store: Option<Store>,
     // The store's changes that kept graphs know.
     pub(crate) changes_known: u64,
     pub(crate) reading: Reading,
     layouts: Layouts,
-    cache: Cache,
-    batch_rows_max: usize,
+    pub(crate) cache: Cache,
+    pub(crate) batch_rows_max: usize,
     scratch: Scratch,
 }
 
 /// Buffers that steps reuse, so that none is allocated per token.
 #[derive(Debug, Default)]
-struct Scratch {
-    runs: Vec<Run>,
-    groups: Vec<Group>,
+pub(crate) struct Scratch {
+    pub(crate) runs: Vec<Run>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) carry: Carry,
     numbers: Vec<i32>,
     cells: Vec<i64>,
     mask: Vec<u16>,
@@ -298,10 +311,10 @@ impl Engine {
     pub fn load(model: &Model, options: &EngineOptions) -> Result<Self, LoadError> {
         let directory = model.directory();
         check_options(&directory.hyper, options)?;
-        let mut backend = Backend::cpu(ThreadPool::new(options.threads));
+        let mut workers = Workers::start(directory, options)?;
         let layouts = match options.layout {
             LayoutChoice::Measured if options.placement.fixed().is_some() => {
-                Layouts::measure(&mut backend, model.files(), directory)?
+                Layouts::measure(&mut workers.processor.backend, model.files(), directory)?
             }
             _ => Layouts::plain(),
         };
@@ -310,20 +323,14 @@ impl Engine {
             embedding: options.embedding,
             head: options.head,
             placement: &options.placement,
+            sites: &workers.sites,
         };
         let (weights, store) = Weights::load(model.files(), directory, parts, &layouts)?;
-        let shape = CacheShape {
-            slots: options.slots,
-            context_tokens: options.context_tokens,
-            batch_rows_max: options.batch_rows_max,
-            element: options.cache,
-        };
-        let cache =
-            Cache::new(&directory.hyper, &options.layers, shape, backend.device().memory())?;
+        let shape = CacheShape::of(options);
+        let cache = Cache::new(&directory.hyper, &options.layers, shape, &workers.sites)?;
         let mut engine = Self {
             graphs: KeptGraphs::default(),
-            memory: ComputeBuffer::new(&backend),
-            backend,
+            workers,
             hyper: directory.hyper.clone(),
             held: options.layers.clone(),
             mapped_files: match weights.mapped_bytes {
@@ -393,14 +400,14 @@ impl Engine {
         self.batch_rows_max
     }
 
-    /// Bytes held now.
+    /// Bytes held now, but for those in [GPUs](Self::gpu_memory).
     pub fn memory(&self) -> EngineMemory {
         EngineMemory {
             weights_mapped_bytes: self.weights.mapped_bytes,
             weights_allocated_bytes: self.weights.allocated_bytes
                 + self.store.as_ref().map_or(0, Store::resident_bytes),
-            cache_bytes: self.cache.set.allocated_bytes() as u64,
-            compute_bytes: self.memory.bytes() as u64,
+            cache_bytes: self.cache.bytes(Site::Processor),
+            compute_bytes: self.workers.processor.memory.bytes() as u64,
             stream_bytes: self.store.as_ref().map_or(0, Store::buffer_bytes),
         }
     }
@@ -435,7 +442,7 @@ impl Engine {
         let done = rows::into_runs(step.rows, shape.slots, shape.context_tokens, &mut scratch.runs)
             .and_then(|()| self.cache.check(step.layers.clone(), &scratch.runs))
             .map_err(StepError::from)
-            .and_then(|()| self.compute(step, &mut scratch, product));
+            .and_then(|()| self.run_parts(step, &mut scratch, product));
         if done.is_ok() {
             self.cache.advance(step.layers.clone(), &scratch.runs);
         }
@@ -540,16 +547,13 @@ impl Engine {
         Ok(())
     }
 
-    fn compute(
+    /// Runs what is one graph on one device.
+    pub(crate) fn compute(
         &mut self,
         step: &Step<'_>,
         scratch: &mut Scratch,
         product: &mut Vec<f32>,
     ) -> Result<(), StepError> {
-        if step.layers.is_empty() && step.wanted.selection() == Some((&[], &[])) {
-            product.clear();
-            return Ok(());
-        }
         let window = self.hyper.sliding_window;
         rows::into_groups(
             &scratch.runs,
@@ -564,9 +568,13 @@ impl Engine {
         let index = self.graph_for(step, &scratch.groups)?;
         self.write_inputs(index, step, scratch);
         let window = self.graphs.get_mut(index);
+        let site = self.workers.sites.of_window(&window.key.layers, window.key.from_tokens);
+        let worker = self.workers.at(site);
         match &self.store {
-            Some(store) => store.run(&mut self.backend, window, self.reading)?,
-            None => self.backend.compute(&window.graph)?,
+            Some(store) if site == Site::Processor => {
+                store.run(&mut worker.backend, window, self.reading)?;
+            }
+            _ => worker.backend.compute(&window.graph)?,
         }
         if self.mapped_files.iter().any(|file| file.was_truncated()) {
             return Err(StepError::Truncated);
@@ -623,10 +631,11 @@ impl Engine {
         if window.graph.is_allocated() {
             return Ok(());
         }
-        self.memory.allocate(&mut window.graph)
+        let site = self.workers.sites.of_window(&window.key.layers, window.key.from_tokens);
+        self.workers.at(site).memory.allocate(&mut window.graph)
     }
 
-    fn sources(&self) -> Sources<'_> {
+    pub(crate) fn sources(&self) -> Sources<'_> {
         Sources { hyper: &self.hyper, weights: &self.weights, cache: &self.cache }
     }
 
@@ -658,47 +667,6 @@ impl Engine {
             let rule = LookRule { cells: shape.window_cells(window), window: Some(window) };
             write_look(graph, look, rule, step.rows, scratch);
         }
-    }
-
-    /// Reserves working memory for the largest step of every held window, so that it does not
-    /// move later.
-    fn reserve(&mut self) -> Result<(), AllocateError> {
-        let block_count = self.hyper.block_count;
-        let mut windows = self.held.ranges().to_vec();
-        if self.holds_embedding() && !windows.iter().any(|window| window.start == 0) {
-            windows.push(0..0);
-        }
-        if self.holds_head() && !windows.iter().any(|window| window.end == block_count) {
-            windows.push(block_count..block_count);
-        }
-        windows.into_iter().try_for_each(|window| self.reserve_window(window))
-    }
-
-    fn reserve_window(&mut self, layers: Range<usize>) -> Result<(), AllocateError> {
-        let shape = self.cache.shape();
-        let rows = self.batch_rows_max.min(shape.context_tokens);
-        let (cells, window_cells) =
-            self.cache.cells_for(shape.context_tokens, self.hyper.sliding_window);
-        let group = Group {
-            first_slot: 0,
-            slots: 1,
-            first_row: 0,
-            rows_per_slot: rows,
-            cells,
-            window_cells,
-        };
-        let from_tokens = self.holds_embedding() && layers.start == 0;
-        let logits = self.holds_head() && layers.end == self.hyper.block_count;
-        let key = GraphKey {
-            groups: if layers.is_empty() { Vec::new() } else { vec![group] },
-            layers,
-            from_tokens,
-            product: if logits { Product::Logits { states: 0 } } else { Product::Hidden },
-            selected: logits.then(|| rows.min(shape.slots)),
-            rows,
-        };
-        let mut largest = graphs::build(key, self.sources());
-        self.memory.allocate(&mut largest.graph)
     }
 }
 

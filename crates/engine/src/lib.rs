@@ -24,9 +24,11 @@ mod placement;
 mod reuse;
 mod rows;
 mod sampling;
+mod sites;
 mod stream;
 mod streaming;
 mod weights;
+mod workers;
 
 pub use cache::{CacheElement, CacheError};
 pub use engine::{
@@ -55,3 +57,4 @@ pub use sampling::{
 };
 pub use stream::{ReadError, ReadRate, StreamOptions, read_rate, stream_buffer_bytes};
 pub use streaming::{LayerWeightsBytes, ResidencyError, StreamFigures};
+pub use workers::{Declined, GpuMemory};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::engine::{Engine, LoadError, Step, StepError};
 use crate::placement::{Placement, Residency, Rule};
+use crate::sites::Site;
 use crate::stream::{ReadError, ReadRate, Reading, Store, spread};
 
 /// What an engine streams.
@@ -50,6 +51,12 @@ pub enum ResidencyError {
         /// The layer.
         layer: usize,
     },
+    /// A layer of a GPU, or one that is to be.
+    #[error("layer {layer} cannot move: layers stay in their GPU, and no other can go there")]
+    Gpu {
+        /// The layer.
+        layer: usize,
+    },
     /// Too little memory even with every layer streamed.
     #[error("{budget_bytes} bytes are too few: {least_bytes} are needed with every layer streamed")]
     Budget {
@@ -88,7 +95,7 @@ impl Engine {
     /// now; those that come are read in the background and streamed until they have arrived.
     ///
     /// # Errors
-    /// When the weights were placed for good, or a layer is mapped or to be so.
+    /// When the weights were placed for good, or a layer is mapped or in a GPU, or to be so.
     pub fn set_residency(&mut self, residencies: &[Residency]) -> Result<(), ResidencyError> {
         let Some(store) = &mut self.store else { return Err(ResidencyError::Fixed) };
         let layers: Vec<usize> = self.held.iter().collect();
@@ -97,6 +104,13 @@ impl Engine {
             return Err(ResidencyError::Count { given, layers });
         }
         for (layer, residency) in layers.iter().zip(residencies) {
+            let site = self.workers.sites.of_layer(*layer);
+            if site != Site::of(*residency) {
+                return Err(ResidencyError::Gpu { layer: *layer });
+            }
+            if site != Site::Processor {
+                continue;
+            }
             let (resident, streamed) = store.layer_bytes(*layer);
             let mapped = resident + streamed == 0;
             if mapped != (*residency == Residency::Mapped) {

@@ -1,5 +1,6 @@
 //! Weights of the held layers, by role, each where the residency wants it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use motley_model::{LayerTensors, ModelDirectory, TensorInfo};
 use crate::layer_set::LayerSet;
 use crate::layout::{Layout, Layouts};
 use crate::placement::{Placement, Residency};
+use crate::sites::{Site, Sites};
 use crate::stream::{Group, Store, StoreError, cut_layer};
 
 /// A tensor in one set.
@@ -85,9 +87,12 @@ pub(crate) struct Weights {
     held: LayerSet,
     layers: Vec<LayerWeights>,
     pub(crate) head: Option<HeadWeights>,
-    pub(crate) rope_frequencies: Option<Weight>,
+    // Of each held layer, where the model has them; one copy per device.
+    rope_frequencies: Vec<Option<Weight>>,
     pub(crate) mapped_bytes: u64,
     pub(crate) allocated_bytes: u64,
+    /// Bytes in each GPU.
+    pub(crate) gpu_bytes: BTreeMap<usize, u64>,
 }
 
 /// Which parts of a model to hold.
@@ -97,6 +102,7 @@ pub(crate) struct Parts<'p> {
     pub(crate) embedding: bool,
     pub(crate) head: bool,
     pub(crate) placement: &'p Placement,
+    pub(crate) sites: &'p Sites,
 }
 
 impl Weights {
@@ -107,8 +113,8 @@ impl Weights {
         parts: Parts<'_>,
         layouts: &Layouts,
     ) -> Result<(Self, Option<Store>), StoreError> {
-        let wanted = wanted_tensors(directory, parts);
-        let mut loader = Loader { weights: Vec::new(), mapped_bytes: 0, allocated_bytes: 0 };
+        let wanted = wanted_tensors(directory, parts, Site::Processor);
+        let mut loader = Loader::new();
         let store = match parts.placement.fixed() {
             Some(Residency::Mapped) => {
                 loader.map(files, &wanted)?;
@@ -121,13 +127,36 @@ impl Weights {
             None => Some(loader.place(files, directory, &wanted, parts)?),
         };
         loader.pack(files, &wanted, layouts)?;
+        for gpu in parts.sites.gpus() {
+            let wanted = wanted_tensors(directory, parts, Site::Gpu(gpu));
+            loader.upload(files, &wanted, parts.sites, gpu)?;
+        }
         let weights = loader.finish(directory, parts);
         Ok((weights, store))
+    }
+
+    /// Weights without memory, to build graphs that are never run; all parts on the processor.
+    pub(crate) fn imagined(
+        directory: &ModelDirectory,
+        parts: Parts<'_>,
+    ) -> Result<Self, TensorError> {
+        let wanted = wanted_tensors(directory, parts, Site::Processor);
+        let tensors: Vec<&TensorInfo> = wanted.iter().map(|wanted| wanted.tensor).collect();
+        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| spec(tensor)).collect();
+        let mut loader = Loader::new();
+        loader.add_plain(&TensorSet::imagined(&specs)?, &tensors);
+        Ok(loader.finish(directory, parts))
     }
 
     /// The weights of a layer that is held.
     pub(crate) fn layer(&self, layer: usize) -> &LayerWeights {
         &self.layers[self.held.index_of(layer).expect("checked: the layer is held here")]
+    }
+
+    /// The factors of rotary frequencies where a layer that is held is computed.
+    pub(crate) fn rope_frequencies(&self, layer: usize) -> Option<&Weight> {
+        let index = self.held.index_of(layer).expect("checked: the layer is held here");
+        self.rope_frequencies[index].as_ref()
     }
 }
 
@@ -155,10 +184,15 @@ impl<'d> Wanted<'d> {
     }
 }
 
-/// Tensors of the parts, each once.
-fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: Parts<'_>) -> Vec<Wanted<'d>> {
+/// Tensors of the parts at a site, each once.
+fn wanted_tensors<'d>(
+    directory: &'d ModelDirectory,
+    parts: Parts<'_>,
+    site: Site,
+) -> Vec<Wanted<'d>> {
     let mut wanted = Vec::new();
-    for layer in parts.layers.iter().map(|layer| &directory.layers[layer]) {
+    let here = parts.layers.iter().filter(|layer| parts.sites.of_layer(*layer) == site);
+    for layer in here.map(|layer| &directory.layers[layer]) {
         let matrices = layer.matrices();
         wanted.extend(layer.tensors().map(|tensor| {
             let matrix = matrices.contains(&tensor);
@@ -166,15 +200,17 @@ fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: Parts<'_>) -> Vec<Wa
         }));
     }
     let tied = directory.output.is_none();
-    if parts.head {
+    let head = parts.head && parts.sites.head() == site;
+    let embedding = parts.embedding && site == Site::Processor;
+    if head {
         wanted.push(Wanted::other(&directory.output_norm));
         wanted.push(Wanted {
-            otherwise: tied && parts.embedding,
+            otherwise: tied && embedding,
             ..Wanted::matrix(directory.head_matrix())
         });
         wanted.extend(directory.output_bias.as_ref().map(Wanted::other));
     }
-    if parts.embedding && !(parts.head && tied) {
+    if embedding && !(head && tied) {
         wanted.push(Wanted::other(&directory.embedding));
     }
     wanted.extend(directory.rope_frequencies.as_ref().map(Wanted::other));
@@ -182,27 +218,84 @@ fn wanted_tensors<'d>(directory: &'d ModelDirectory, parts: Parts<'_>) -> Vec<Wa
 }
 
 struct Loader {
+    /// Of the processor, by name.
     weights: Vec<(String, Weight)>,
+    /// Of the GPUs, by name.
+    elsewhere: BTreeMap<Site, Vec<(String, Weight)>>,
     mapped_bytes: u64,
     allocated_bytes: u64,
+    gpu_bytes: BTreeMap<usize, u64>,
 }
 
 impl Loader {
-    fn finish(&self, directory: &ModelDirectory, parts: Parts<'_>) -> Weights {
-        let layers = parts.layers.iter().map(|layer| self.layer(&directory.layers[layer]));
+    fn new() -> Self {
+        Self {
+            weights: Vec::new(),
+            elsewhere: BTreeMap::new(),
+            mapped_bytes: 0,
+            allocated_bytes: 0,
+            gpu_bytes: BTreeMap::new(),
+        }
+    }
+
+    fn finish(self, directory: &ModelDirectory, parts: Parts<'_>) -> Weights {
+        let sites = parts.sites;
+        let at = |site| self.at(site);
+        let layers: Vec<(Site, usize)> =
+            parts.layers.iter().map(|layer| (sites.of_layer(layer), layer)).collect();
         Weights {
-            embedding: parts.embedding.then(|| self.weight(&directory.embedding)),
+            embedding: parts.embedding.then(|| at(Site::Processor).weight(&directory.embedding)),
             held: parts.layers.clone(),
-            layers: layers.collect(),
-            head: parts.head.then(|| HeadWeights {
-                norm: self.weight(&directory.output_norm),
-                output: self.weight(directory.head_matrix()),
-                output_bias: self.optional(directory.output_bias.as_ref()),
+            rope_frequencies: layers
+                .iter()
+                .map(|(site, _)| at(*site).optional(directory.rope_frequencies.as_ref()))
+                .collect(),
+            layers: layers
+                .iter()
+                .map(|(site, layer)| at(*site).layer(&directory.layers[*layer]))
+                .collect(),
+            head: parts.head.then(|| {
+                let here = at(sites.head());
+                HeadWeights {
+                    norm: here.weight(&directory.output_norm),
+                    output: here.weight(directory.head_matrix()),
+                    output_bias: here.optional(directory.output_bias.as_ref()),
+                }
             }),
-            rope_frequencies: self.optional(directory.rope_frequencies.as_ref()),
             mapped_bytes: self.mapped_bytes,
             allocated_bytes: self.allocated_bytes,
+            gpu_bytes: self.gpu_bytes,
         }
+    }
+
+    /// What was loaded at a site.
+    fn at(&self, site: Site) -> Loaded<'_> {
+        match site {
+            Site::Processor => Loaded(&self.weights),
+            Site::Gpu(_) => Loaded(&self.elsewhere[&site]),
+        }
+    }
+
+    /// Copies tensors to a GPU.
+    fn upload(
+        &mut self,
+        files: &[Arc<MappedFile>],
+        wanted: &[Wanted<'_>],
+        sites: &Sites,
+        gpu: usize,
+    ) -> Result<(), TensorError> {
+        let site = Site::Gpu(gpu);
+        let tensors: Vec<&TensorInfo> = wanted.iter().map(|wanted| wanted.tensor).collect();
+        for (file, tensors) in files_of(files, &tensors) {
+            let set = TensorSet::upload(sites.memory(site), file, &placed(&tensors))?;
+            *self.gpu_bytes.entry(gpu).or_default() += set.allocated_bytes() as u64;
+            let loaded = self.elsewhere.entry(site).or_default();
+            loaded.extend(set.ids().zip(&tensors).map(|(id, tensor)| {
+                let plain = Some(Stored { set: Rc::clone(&set), id });
+                (tensor.name.clone(), Weight { plain, packed: None, layout: Layout::Plain })
+            }));
+        }
+        Ok(())
     }
 
     /// Maps the mapped layers and what is looked up by rows, copies what is small or misaligned,
@@ -219,6 +312,9 @@ impl Loader {
         let mut groups: Vec<Group<'_>> = Vec::new();
         for (index, layer) in parts.layers.iter().enumerate() {
             let tensors = &directory.layers[layer];
+            if parts.sites.of_layer(layer) != Site::Processor {
+                continue;
+            }
             if placement.of_layer(index) == Residency::Mapped {
                 mapped.extend(tensors.tensors());
                 continue;
@@ -226,7 +322,7 @@ impl Loader {
             let pieces = cut_layer(tensors, placement.stream.piece_bytes).into_iter();
             groups.extend(pieces.map(|tensors| Group::new(tensors, Some(layer))));
         }
-        if parts.head {
+        if parts.head && parts.sites.head() == Site::Processor {
             groups.push(Group::new(vec![directory.head_matrix()], None));
         }
         groups.retain(|group| group.tensors.iter().all(|tensor| is_aligned(tensor)));
@@ -356,9 +452,15 @@ impl Loader {
         let found = self.weights.iter_mut().find(|(known, _)| known == name);
         &mut found.expect("every wanted tensor was added").1
     }
+}
 
+/// What was loaded at one site, by name.
+#[derive(Clone, Copy)]
+struct Loaded<'l>(&'l [(String, Weight)]);
+
+impl Loaded<'_> {
     fn weight(&self, tensor: &TensorInfo) -> Weight {
-        let found = self.weights.iter().find(|(known, _)| *known == tensor.name);
+        let found = self.0.iter().find(|(known, _)| *known == tensor.name);
         found.expect("every wanted tensor was added").1.clone()
     }
 

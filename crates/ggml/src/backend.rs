@@ -30,6 +30,12 @@ pub struct Device {
     raw: NonNull<sys::ggml_backend_device>,
 }
 
+// SAFETY: entries of ggml's registry are static, and its questions about a device may be asked on
+// any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
 /// All devices, in ggml's order.
 pub fn devices() -> Vec<Device> {
     log::start();
@@ -40,6 +46,13 @@ pub fn devices() -> Vec<Device> {
             .map(|raw| Device { raw })
             .collect()
     }
+}
+
+/// The GPUs among the devices, in ggml's order.
+pub fn gpus() -> Vec<Device> {
+    let is_gpu =
+        |device: &Device| matches!(device.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu);
+    devices().into_iter().filter(is_gpu).collect()
 }
 
 impl Device {
@@ -87,6 +100,24 @@ impl Device {
         // SAFETY: the handle is static and both pointers are valid for writes.
         unsafe { sys::ggml_backend_dev_memory(self.raw.as_ptr(), &mut free, &mut total) };
         (free, total)
+    }
+
+    /// Whether graphs on this device can use tensors that lie in `kind` of memory.
+    ///
+    /// # Safety
+    /// The kind is one of ggml's, which are static.
+    pub(crate) unsafe fn reads(&self, kind: sys::ggml_backend_buffer_type_t) -> bool {
+        // SAFETY: the device is static, the kind as the caller promises.
+        unsafe { sys::ggml_backend_dev_supports_buft(self.raw.as_ptr(), kind) }
+    }
+
+    /// Whether the device has the operation of a node.
+    ///
+    /// # Safety
+    /// The node and its sources belong to live contexts.
+    pub(crate) unsafe fn supports(&self, node: NonNull<sys::ggml_tensor>) -> bool {
+        // SAFETY: the device is static, the node as the caller promises.
+        unsafe { sys::ggml_backend_dev_supports_op(self.raw.as_ptr(), node.as_ptr()) }
     }
 
     /// The device's ordinary memory.
@@ -186,6 +217,11 @@ impl BufferKind {
         }
     }
 
+    /// The device whose memory it is.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
     pub(crate) fn raw(&self) -> sys::ggml_backend_buffer_type_t {
         self.raw.as_ptr()
     }
@@ -203,6 +239,14 @@ pub enum ComputeError {
     /// The graph has no memory, or its memory was given to a larger graph since.
     #[error("the graph has no compute memory of its current allocator")]
     NotAllocated,
+    /// The graph has its memory on another device.
+    #[error("the graph has its memory on {graph}, and was to run on {device}")]
+    Elsewhere {
+        /// The device that the graph was placed on.
+        graph: String,
+        /// The device that was to run it.
+        device: String,
+    },
     /// Weights that the graph reads have no memory now.
     #[error("weights that the graph reads have no memory now")]
     NotPlaced,
@@ -214,6 +258,16 @@ pub enum ComputeError {
         /// What ggml logged last.
         message: String,
     },
+}
+
+/// A device could not be made ready.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{device} does not start: {message}")]
+pub struct StartError {
+    /// ggml's name of the device.
+    pub device: String,
+    /// What ggml logged last.
+    pub message: String,
 }
 
 /// A device made ready to run graphs.
@@ -242,6 +296,23 @@ impl Backend {
         Self { raw: NonNull::new(raw).expect("the CPU back-end starts"), device, pool: Some(pool) }
     }
 
+    /// Makes another device than the processor ready.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    ///
+    /// # Panics
+    /// When the device is the processor, which computes with [a pool of threads](Self::cpu).
+    pub fn start(device: Device) -> Result<Self, StartError> {
+        assert!(device.kind() != DeviceKind::Cpu, "the processor starts with a pool of threads");
+        // SAFETY: the handle is static, and no back-end of ggml needs parameters.
+        let raw = unsafe { sys::ggml_backend_dev_init(device.raw.as_ptr(), std::ptr::null()) };
+        match NonNull::new(raw) {
+            Some(raw) => Ok(Self { raw, device, pool: None }),
+            None => Err(StartError { device: device.name(), message: log::take_last_error() }),
+        }
+    }
+
     /// The device that this back-end runs on.
     pub fn device(&self) -> Device {
         self.device
@@ -257,9 +328,7 @@ impl Backend {
     /// # Errors
     /// When the graph has no valid compute memory or the back-end fails.
     pub fn compute(&mut self, graph: &Graph) -> Result<(), ComputeError> {
-        if !graph.is_allocated() {
-            return Err(ComputeError::NotAllocated);
-        }
+        self.check_place(graph)?;
         if !graph.is_placed() {
             return Err(ComputeError::NotPlaced);
         }
@@ -276,15 +345,23 @@ impl Backend {
     /// # Panics
     /// When there is no such segment.
     pub fn compute_segment(&mut self, graph: &Graph, segment: usize) -> Result<(), ComputeError> {
-        if !graph.is_allocated() {
-            return Err(ComputeError::NotAllocated);
-        }
+        self.check_place(graph)?;
         if !graph.is_segment_placed(segment) {
             return Err(ComputeError::NotPlaced);
         }
         // SAFETY: every tensor that the segment's nodes touch has memory that the graph keeps
         // alive: intermediate values by its place, weights as was checked.
         unsafe { self.run(graph.raw_segment(segment)) }
+    }
+
+    fn check_place(&self, graph: &Graph) -> Result<(), ComputeError> {
+        match graph.placed_on() {
+            None => Err(ComputeError::NotAllocated),
+            Some(device) if device == self.device => Ok(()),
+            Some(device) => {
+                Err(ComputeError::Elsewhere { graph: device.name(), device: self.device.name() })
+            }
+        }
     }
 
     /// # Safety

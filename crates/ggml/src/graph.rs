@@ -1,6 +1,7 @@
 //! Compute graphs: built once in a closure, allocated, then run many times.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -8,7 +9,7 @@ use std::rc::Rc;
 
 use llama_cpp_sys_2 as sys;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Device, DeviceKind};
 use crate::element::ElementType;
 use crate::log;
 use crate::segments::{self, Part, Segments};
@@ -348,7 +349,22 @@ impl Graph {
 
     /// Whether the graph still owns its compute memory; a larger graph may have taken it.
     pub fn is_allocated(&self) -> bool {
-        self.memory.as_ref().is_some_and(|(memory, round)| memory.round.get() == *round)
+        self.placed_on().is_some()
+    }
+
+    /// The device whose compute memory the graph owns.
+    pub fn placed_on(&self) -> Option<Device> {
+        let (memory, round) = self.memory.as_ref()?;
+        (memory.round.get() == *round).then_some(memory.device)
+    }
+
+    /// The first operation of the graph that `device` does not have for its types and shapes;
+    /// nothing where the whole graph can run there.
+    pub fn lacking(&self, device: Device) -> Option<String> {
+        let nodes = self.node_pointers().into_iter();
+        // SAFETY: the nodes belong to this graph, and their sources to it or to its sets.
+        let lacking = nodes.filter(|node| unsafe { !device.supports(*node) });
+        lacking.map(op_name).next()
     }
 
     /// Cuts the run order into segments, each of which reads tensors of at most one of `sets`,
@@ -485,6 +501,7 @@ pub struct AllocateError {
 
 struct ComputeMemory {
     raw: NonNull<sys::ggml_gallocr>,
+    device: Device,
     // Grows when the memory moves, which leaves older graphs without memory.
     round: Cell<u64>,
     bytes: Cell<usize>,
@@ -513,14 +530,31 @@ impl ComputeBuffer {
         // SAFETY: the buffer type is static.
         let raw = unsafe { sys::ggml_gallocr_new(backend.device().memory().raw()) };
         let raw = NonNull::new(raw).expect("a small allocation");
-        Self { memory: Rc::new(ComputeMemory { raw, round: Cell::new(0), bytes: Cell::new(0) }) }
+        let (device, round, bytes) = (backend.device(), Cell::new(0), Cell::new(0));
+        Self { memory: Rc::new(ComputeMemory { raw, device, round, bytes }) }
     }
 
-    /// Gives `graph` its place.
+    /// Gives `graph` its place on the back-end's device.
     ///
     /// # Errors
-    /// When the memory has to grow and the system refuses.
+    /// When the memory has to grow and the system refuses, or another device than the processor
+    /// lacks an operation of the graph.
+    ///
+    /// # Panics
+    /// When the graph reads tensors that never have memory, or have it where the device cannot
+    /// read it.
     pub fn allocate(&mut self, graph: &mut Graph) -> Result<(), AllocateError> {
+        let device = self.memory.device;
+        for set in &graph.sets {
+            assert!(!set.is_imagined(), "a graph of tensors that never have memory");
+            assert!(set.is_read_by(device), "stored tensors lie where {device:?} cannot read them");
+        }
+        if device.kind() != DeviceKind::Cpu
+            && let Some(operation) = graph.lacking(device)
+        {
+            let message = format!("{} lacks the operation {operation}", device.name());
+            return Err(AllocateError { message });
+        }
         graph.forget_memory();
         // SAFETY: the graph is live; ggml writes addresses into its unallocated tensors only.
         let done = unsafe { sys::ggml_gallocr_alloc_graph(self.memory.raw.as_ptr(), graph.raw()) };
@@ -540,6 +574,17 @@ impl ComputeBuffer {
     /// Bytes held now.
     pub fn bytes(&self) -> usize {
         self.memory.bytes.get()
+    }
+}
+
+/// The name of a node's operation, with the type of what it reads first.
+fn op_name(node: NonNull<sys::ggml_tensor>) -> String {
+    // SAFETY: the node belongs to a live context, and so do its sources; names are static.
+    unsafe {
+        let name = CStr::from_ptr(sys::ggml_op_desc(node.as_ptr())).to_string_lossy();
+        let first = node.as_ref().src[0];
+        let element = first.as_ref().and_then(|first| ElementType::from_id(first.type_));
+        element.map_or_else(|| name.to_string(), |element| format!("{name} of {element}"))
     }
 }
 

@@ -23,7 +23,9 @@ mod truncation;
 mod vocabulary;
 
 pub use arena::{Arena, Region};
-pub use backend::{Backend, BufferKind, ComputeError, Device, DeviceKind, devices};
+pub use backend::{
+    Backend, BufferKind, ComputeError, Device, DeviceKind, StartError, devices, gpus,
+};
 pub use element::ElementType;
 pub use file::MappedFile;
 pub use graph::{AllocateError, Builder, ComputeBuffer, Graph, Input, Output, Scalar, Tensor};

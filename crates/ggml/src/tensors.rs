@@ -175,6 +175,46 @@ impl TensorSet {
         Ok(set)
     }
 
+    /// Makes tensors in memory of `kind`, which may be a device's own, and copies their bytes there
+    /// from `file`, in the order of the file.
+    ///
+    /// # Errors
+    /// When a tensor is misshaped or not inside the file, or memory or reading is refused.
+    pub fn upload(
+        kind: BufferKind,
+        file: &MappedFile,
+        placed: &[PlacedTensor],
+    ) -> Result<Rc<Self>, TensorError> {
+        let specs: Vec<TensorSpec> = placed.iter().map(|tensor| tensor.spec.clone()).collect();
+        let set = Self::allocate(kind, &specs)?;
+        set.mark_weights();
+        let mut in_order: Vec<_> = set.ids().zip(placed).collect();
+        in_order.sort_unstable_by_key(|(_, place)| place.offset);
+        let mut part = vec![0; UPLOAD_BYTES];
+        for (id, place) in in_order {
+            let bytes = set.tensor_bytes(id);
+            for start in (0..bytes).step_by(UPLOAD_BYTES) {
+                let part = &mut part[..UPLOAD_BYTES.min(bytes - start)];
+                let read = file.read_at(place.offset.saturating_add(start as u64), part);
+                read.map_err(|error| TensorError::Unreadable {
+                    name: place.spec.name.clone(),
+                    message: error.to_string(),
+                })?;
+                set.write(id, start, part)?;
+            }
+        }
+        Ok(set)
+    }
+
+    /// Makes tensors that never have memory, for graphs that are only asked
+    /// [what a device lacks for them](crate::Graph::lacking).
+    ///
+    /// # Errors
+    /// When a shape is impossible.
+    pub fn imagined(specs: &[TensorSpec]) -> Result<Rc<Self>, TensorError> {
+        Ok(Rc::new(Self::declare(specs.iter())?))
+    }
+
     /// Makes tensors that read the mapped bytes of `file`; nothing is copied.
     ///
     /// # Errors
@@ -280,9 +320,32 @@ impl TensorSet {
         self.movable.as_ref().and_then(|movable| movable.held.borrow_mut().take())
     }
 
-    /// Whether the tensors have memory now; only movable sets may have none.
+    /// Whether the tensors have memory now; imagined sets never have any, movable ones at times.
     pub fn is_placed(&self) -> bool {
-        self.movable.as_ref().is_none_or(|movable| movable.held.borrow().is_some())
+        match &self.movable {
+            Some(movable) => movable.held.borrow().is_some(),
+            None => !self.is_imagined(),
+        }
+    }
+
+    pub(crate) fn is_imagined(&self) -> bool {
+        self.buffer.is_none() && !self.tensors.is_empty()
+    }
+
+    /// Whether graphs on `device` can use the tensors where they lie.
+    pub(crate) fn is_read_by(&self, device: Device) -> bool {
+        // SAFETY: the buffer is owned by the set; kinds are static.
+        self.buffer.is_none_or(|buffer| unsafe {
+            device.reads(sys::ggml_backend_buffer_get_type(buffer.as_ptr()))
+        })
+    }
+
+    fn mark_weights(&self) {
+        if let Some(buffer) = self.buffer {
+            let usage = sys::GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+            // SAFETY: the buffer is owned by the set.
+            unsafe { sys::ggml_backend_buffer_set_usage(buffer.as_ptr(), usage) };
+        }
     }
 
     /// Whether this is a movable set and `tensor` one of its own.
@@ -321,6 +384,7 @@ impl TensorSet {
     pub fn write(&self, id: TensorId, offset: usize, bytes: &[u8]) -> Result<(), TensorError> {
         assert!(self._file.is_none(), "mapped tensors are read-only");
         assert!(self.movable.is_none(), "movable tensors are read-only");
+        assert!(!self.is_imagined(), "imagined tensors have no memory");
         let tensor = self.checked(id, offset, bytes.len())?;
         if bytes.is_empty() {
             return Ok(());
@@ -343,7 +407,7 @@ impl TensorSet {
     /// When the range does not lie inside the tensor.
     ///
     /// # Panics
-    /// When the set is movable and has no memory now.
+    /// When the set has no memory now.
     pub fn read(&self, id: TensorId, offset: usize, bytes: &mut [u8]) -> Result<(), TensorError> {
         assert!(self.is_placed(), "reading a tensor that has no memory now");
         let tensor = self.checked(id, offset, bytes.len())?;
@@ -428,6 +492,9 @@ impl fmt::Debug for TensorSet {
         f.debug_struct("TensorSet").field("tensors", &self.tensors.len()).finish_non_exhaustive()
     }
 }
+
+/// Bytes of a file that are copied to a device at a time.
+const UPLOAD_BYTES: usize = 4 << 20;
 
 fn bytes_of(tensor: NonNull<sys::ggml_tensor>) -> usize {
     // SAFETY: the tensor belongs to a live context.

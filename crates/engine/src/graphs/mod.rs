@@ -117,7 +117,7 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
                 hyper: sources.hyper,
                 shape: &sources.hyper.layers[layer],
                 weights: sources.weights.layer(layer),
-                rope_frequencies: sources.weights.rope_frequencies.as_ref(),
+                rope_frequencies: sources.weights.rope_frequencies(layer),
                 cache: sources.cache,
                 layer,
                 key: &key,

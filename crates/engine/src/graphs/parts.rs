@@ -98,8 +98,8 @@ impl<'g> LayerGraph<'_, 'g> {
         builder.expand(query);
         builder.expand(value);
         builder.expand(key);
-        let keys = builder.stored(&self.cache.set, cache.keys);
-        let values = builder.stored(&self.cache.set, cache.values);
+        let keys = builder.stored(&cache.set, cache.keys);
+        let values = builder.stored(&cache.set, cache.values);
         let [head, kv_heads, rows, _] = key.shape();
         let key_rows = builder.reshape(key, [head * kv_heads, rows, 1, 1]);
         builder.expand(builder.set_rows(keys, key_rows, look.cells));
