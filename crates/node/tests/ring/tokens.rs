@@ -72,7 +72,7 @@ struct Case<'c> {
     rounds: u32,
     /// Where the devices keep their weights, in turn.
     weights: &'c [&'c str],
-    /// How often everything is asked at once.
+    /// How often everything is asked at once; where it never is, everything is asked alone.
     copies: usize,
 }
 
@@ -103,7 +103,8 @@ fn compare(model: &str, expected: &Alone, case: &Case<'_>) {
     }
     rig.ready();
     assert_eq!(rig.layers(), split);
-    for (prompt, expected) in PROMPTS.iter().zip(&expected.answers).take(2) {
+    let one_by_one = if copies == 0 { PROMPTS.len() } else { 2 };
+    for (prompt, expected) in PROMPTS.iter().zip(&expected.answers).take(one_by_one) {
         assert_eq!(answer(&rig.url(), prompt, TOKENS), *expected, "{split_text} x {rounds}");
     }
     let found = embedding(&rig.url(), PROMPTS[1]);
@@ -146,7 +147,8 @@ fn weights_mapped_kept_and_streamed_answer_as_one_device() {
 }
 
 /// Models whose layers differ from those of the shared one: biases, norms of heads, and windows
-/// that slide in some layers.
+/// that slide in some layers. Random weights give logits so close together that the rounding of
+/// kernels for several rows decides, so that nothing is asked at once.
 #[test]
 fn made_models_of_other_architectures_answer_as_one_device() {
     let Some(vocabulary) = model() else { return };
@@ -159,6 +161,7 @@ fn made_models_of_other_architectures_answer_as_one_device() {
         let more = ["--vocabulary-from", &vocabulary, "--context", "1024", "--out", file];
         printed(&[&words[..], &shape, &more].concat());
         let split = &[2, 3, 3];
-        compare(file, &ask_alone(file), &Case { split, rounds: 2, ..Case::default() });
+        let case = Case { split, rounds: 2, copies: 0, ..Case::default() };
+        compare(file, &ask_alone(file), &case);
     }
 }
