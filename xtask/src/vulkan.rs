@@ -17,7 +17,9 @@ use crate::steps::Outcome;
 /// nothing; its shaders take minutes to compile once.
 pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
     if !setup::vulkan_tools(workplace)? {
-        return Ok(Outcome::Skipped("the tools of Vulkan are not here; CONTRIBUTING.md names them"));
+        return Ok(Outcome::Skipped(
+            "the tools of Vulkan are not here; CONTRIBUTING.md names them",
+        ));
     }
     let Some(driver) = software_driver() else {
         return Ok(Outcome::Skipped("Mesa's software Vulkan is not here"));

@@ -5,7 +5,7 @@
     reason = "tests say what they skip and measure, and read data beside the checkout"
 )]
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use expect_test::{Expect, expect};
@@ -305,8 +305,8 @@ struct SuiteTest {
 
 /// The suite's tests in the folder `draft`, or nothing, with a message, where they are not here.
 fn suite(draft: &str) -> Option<Vec<SuiteTest>> {
-    let here = Path::new("../../../shared");
-    let shared = std::env::var_os("MOTLEY_SHARED").map_or(here, Into::into);
+    let here = || PathBuf::from("../../../shared");
+    let shared = std::env::var_os("MOTLEY_SHARED").map_or_else(here, PathBuf::from);
     let folder = shared.join("data/json_schema/JSON-Schema-Test-Suite/tests").join(draft);
     let Ok(files) = std::fs::read_dir(&folder) else {
         println!("skipped: the JSON Schema suite is not beside the checkout");
