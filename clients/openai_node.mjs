@@ -44,6 +44,54 @@ assert.equal(embedded.data.length, 2);
 assert.equal(embedded.data[0].embedding.length, embedded.data[1].embedding.length);
 console.log("ok texts become vectors");
 
+const scored = await client.chat.completions.create({ ...options, logprobs: true, top_logprobs: 2, max_tokens: 3 });
+const tokens = scored.choices[0].logprobs.content;
+assert.ok(tokens.length >= 1 && tokens.every((token) => token.logprob <= 0 && token.top_logprobs.length === 2));
+console.log("ok tokens have their probabilities");
+
+const weather = {
+  type: "function",
+  function: {
+    name: "get_weather",
+    description: "The weather of a city.",
+    strict: true,
+    parameters: {
+      type: "object",
+      properties: { city: { type: "string" }, days: { type: "integer" } },
+      required: ["city", "days"],
+      additionalProperties: false,
+    },
+  },
+};
+for (const tool_choice of ["required", { type: "function", function: { name: "get_weather" } }]) {
+  const called = await client.chat.completions.create({ ...options, tools: [weather], tool_choice, max_tokens: 200 });
+  assert.equal(called.choices[0].finish_reason, "tool_calls");
+  const call = called.choices[0].message.tool_calls[0];
+  assert.equal(call.function.name, "get_weather");
+  const given = JSON.parse(call.function.arguments);
+  assert.ok(typeof given.city === "string" && Number.isInteger(given.days));
+}
+const runner = client.chat.completions.stream({ ...options, tools: [weather], tool_choice: "required", max_tokens: 200 });
+const streamed = (await runner.finalChatCompletion()).choices[0].message.tool_calls[0];
+assert.ok(Number.isInteger(JSON.parse(streamed.function.arguments).days));
+const free = await client.chat.completions.create({ ...options, tools: [weather], tool_choice: "auto" });
+for (const call of free.choices[0].message.tool_calls ?? []) JSON.parse(call.function.arguments);
+console.log("ok tools are called");
+
+const animal = {
+  type: "object",
+  properties: { name: { type: "string" }, legs: { type: "integer" } },
+  required: ["name", "legs"],
+  additionalProperties: false,
+};
+const forced = await client.chat.completions.create({
+  ...options,
+  max_tokens: 200,
+  response_format: { type: "json_schema", json_schema: { name: "animal", schema: animal, strict: true } },
+});
+assert.ok(Number.isInteger(JSON.parse(forced.choices[0].message.content).legs));
+console.log("ok a schema is followed");
+
 await assert.rejects(
   client.chat.completions.create({ ...options, top_p: 7 }),
   (error) => error instanceof OpenAI.BadRequestError && error.param === "top_p",

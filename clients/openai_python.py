@@ -177,8 +177,12 @@ def tools_are_called_when_they_must_be():
     ]
     assert pieces[0].function.name == "get_weather" and pieces[0].id
     json.loads("".join(piece.function.arguments or "" for piece in pieces))
-    chat(tools=[WEATHER], tool_choice="auto")
-    chat(tools=[WEATHER], tool_choice="none")
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    for tools in ([WEATHER], [strict]):
+        free = chat(tools=tools, tool_choice="auto", max_tokens=64).choices[0].message
+        for call in free.tool_calls or []:
+            json.loads(call.function.arguments)
+    assert not chat(tools=[WEATHER], tool_choice="none").choices[0].message.tool_calls
 
 
 def wrong_requests_are_refused_with_the_field():

@@ -51,6 +51,8 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("minijinja-contrib", &["motley-model"]),
     ("rcgen", &["motley"]),
     ("rustls", &["motley"]),
+    // The system's authorities, for downloads.
+    ("rustls-native-certs", &["motley"]),
     ("socket2", &["motley"]),
     ("tokio", &["motley", "motley-gateway"]),
     // Downloads; the other crates call nobody.

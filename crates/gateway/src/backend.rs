@@ -361,6 +361,8 @@ pub struct GenerationRequest {
     /// Tools, if the answer may or must call some. A forced call takes precedence over
     /// [`constraint`](Self::constraint).
     pub tools: Option<ToolUse>,
+    /// Reasoning ahead of the answer is to be told from it, where the model marks it.
+    pub reasoning: bool,
     /// On whose behalf; decides fairness and which cached prefixes may be used.
     pub caller: Caller,
     /// Larger is less urgent; zero is usual.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::backend::KeyId;
+use crate::backend::{KeyId, Sampling};
 use crate::limits::Limits;
 use crate::request_log::SharedLog;
 
@@ -16,6 +16,8 @@ use crate::request_log::SharedLog;
 pub struct GatewayConfig {
     /// What requests may cost.
     pub limits: Limits,
+    /// What holds where a request is silent.
+    pub usual: UsualOptions,
     /// Who may ask; empty means that everyone who can connect may.
     pub keys: KeyRing,
     /// Names and addresses, without port, that a `Host` header may carry besides the loopback ones.
@@ -34,6 +36,48 @@ pub struct GatewayConfig {
     pub clock: UnixClock,
     /// Told about every request.
     pub log: SharedLog,
+}
+
+/// The operator's defaults for members that a request leaves out; `None` keeps those of the API that
+/// is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UsualOptions {
+    /// Tokens of an answer.
+    pub tokens_max: Option<u32>,
+    /// See [`Sampling::seed`].
+    pub seed: Option<u64>,
+    /// See [`Sampling::temperature`].
+    pub temperature: Option<f32>,
+    /// See [`Sampling::top_p`].
+    pub top_p: Option<f32>,
+    /// See [`Sampling::top_k`]; zero keeps all.
+    pub top_k: Option<u32>,
+    /// See [`Sampling::min_p`].
+    pub min_p: Option<f32>,
+    /// See [`Sampling::frequency_penalty`].
+    pub frequency_penalty: Option<f32>,
+    /// See [`Sampling::presence_penalty`].
+    pub presence_penalty: Option<f32>,
+    /// See [`Sampling::repetition_penalty`].
+    pub repetition_penalty: Option<f32>,
+}
+
+impl UsualOptions {
+    /// How tokens are drawn where a request is silent and the API's own defaults are `api`.
+    pub(crate) fn sampling(&self, api: Sampling) -> Sampling {
+        let top_k = self.top_k.map(|top_k| Some(top_k).filter(|top_k| *top_k > 0));
+        Sampling {
+            seed: self.seed.or(api.seed),
+            temperature: self.temperature.unwrap_or(api.temperature),
+            top_p: self.top_p.unwrap_or(api.top_p),
+            top_k: top_k.unwrap_or(api.top_k),
+            min_p: self.min_p.unwrap_or(api.min_p),
+            frequency_penalty: self.frequency_penalty.unwrap_or(api.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(api.presence_penalty),
+            repetition_penalty: self.repetition_penalty.unwrap_or(api.repetition_penalty),
+            logit_bias: api.logit_bias,
+        }
+    }
 }
 
 /// Which names metrics are exported under.

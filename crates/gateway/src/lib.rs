@@ -20,10 +20,12 @@ mod cluster;
 mod llama;
 mod ollama;
 mod openai;
+mod page;
 
 mod choices;
 mod respond;
 
+mod base64;
 mod fields;
 mod json;
 mod messages;
@@ -43,7 +45,7 @@ pub use backend::{
 };
 pub use config::{
     BindPolicy, BindRefused, Exposure, GatewayConfig, KeyDigest, KeyRing, MetricNames, Scope,
-    UnixClock,
+    UnixClock, UsualOptions,
 };
 pub use guard::Policy;
 pub use limits::{HEADERS_TIMEOUT, Limits, QUEUE_REQUESTS, QUEUE_REQUESTS_PER_KEY, SchemaLimits};

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::backend::{ChatPrompt, Health, ModelCard, SlotState, SpecialTokens};
+use crate::backend::{ChatPrompt, Health, ModelCard, Sampling, SlotState, SpecialTokens};
 use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::Gateway;
@@ -31,10 +31,16 @@ pub(crate) async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
 pub(crate) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiError> {
     let card = gateway.model(None)?;
     let slots = gateway.backend.slots();
+    let usual = gateway.config.usual.sampling(Sampling::default());
     Ok(json_response(&json!({
         "default_generation_settings": {
             "n_ctx": card.context_tokens,
-            "params": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+            "params": {
+                "temperature": shown(usual.temperature),
+                "top_p": shown(usual.top_p),
+                "top_k": usual.top_k.unwrap_or(0),
+                "min_p": shown(usual.min_p),
+            },
         },
         "total_slots": slots.len(),
         "model_alias": card.id,
@@ -42,6 +48,11 @@ pub(crate) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Respons
         "modalities": {"vision": false, "audio": false},
         "build_info": gateway.config.version,
     })))
+}
+
+/// A number as it was written: more digits would be those of a conversion.
+fn shown(number: f32) -> f64 {
+    (f64::from(number) * 1e6).round() / 1e6
 }
 
 pub(crate) async fn slots(State(gateway): State<Arc<Gateway>>) -> Response {

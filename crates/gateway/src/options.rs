@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::backend::{LengthRules, ModelCard, Sampling, StopRules, TokenId};
+use crate::config::{GatewayConfig, UsualOptions};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits::{CACHE_SALT_BYTES, Limits};
@@ -103,8 +104,9 @@ pub(crate) fn read_options(
     fields: &Fields<'_>,
     length: AskedLength,
     card: &ModelCard,
-    limits: &Limits,
+    config: &GatewayConfig,
 ) -> Result<Options, ApiError> {
+    let limits = &config.limits;
     let priority = fields.integer("priority", -1_000_000..=1_000_000)?.unwrap_or(0);
     let cache_salt = fields.text("cache_salt")?;
     if cache_salt.is_some_and(|salt| salt.is_empty() || salt.len() > CACHE_SALT_BYTES) {
@@ -115,7 +117,7 @@ pub(crate) fn read_options(
         choices: fields.count("n", 1..=limits.choices)?.unwrap_or(1),
         length,
         stop: read_stop(fields, card, limits)?,
-        sampling: read_sampling(fields, card, limits)?,
+        sampling: read_sampling(fields, card, limits, config.usual.sampling(Sampling::default()))?,
         cache_salt: cache_salt.map(str::to_owned),
         priority: i32::try_from(priority).expect("within a range of i32"),
         stream: read_stream(fields)?,
@@ -123,13 +125,17 @@ pub(crate) fn read_options(
 }
 
 /// Reads the length; `least` is the smallest `max_tokens` that makes sense.
-pub(crate) fn read_length(fields: &Fields<'_>, least: u32) -> Result<AskedLength, ApiError> {
+pub(crate) fn read_length(
+    fields: &Fields<'_>,
+    least: u32,
+    usual: &UsualOptions,
+) -> Result<AskedLength, ApiError> {
     let most = i32::MAX.unsigned_abs();
     let tokens = fields.count("max_tokens", least..=most)?;
     let completion = fields.count("max_completion_tokens", least..=most)?;
     Ok(AskedLength {
         // Both are in use; whoever sets both means the stricter one.
-        tokens_max: [tokens, completion].into_iter().flatten().min(),
+        tokens_max: [tokens, completion].into_iter().flatten().min().or(usual.tokens_max),
         tokens_min: fields.count("min_tokens", 0..=most)?.unwrap_or(0),
         ignore_end: fields.flag("ignore_eos")?.unwrap_or(false),
     })
@@ -176,18 +182,18 @@ pub(crate) fn read_token(
     })
 }
 
-/// Reads how tokens are drawn, with OpenAI's defaults.
+/// Reads how tokens are drawn; `usual` holds where the request is silent.
 pub(crate) fn read_sampling(
     fields: &Fields<'_>,
     card: &ModelCard,
     limits: &Limits,
+    usual: Sampling,
 ) -> Result<Sampling, ApiError> {
-    let usual = Sampling::default();
     let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
     let number = |name: &str, range, usual| fields.number(name, range).map(|n| n.unwrap_or(usual));
     // Any 64-bit integer is a seed; a negative one is as good as its two's complement.
     let seed = match fields.value("seed") {
-        None => None,
+        None => usual.seed,
         Some(value) => match (value.as_u64(), value.as_i64()) {
             (Some(seed), _) => Some(seed),
             (None, Some(seed)) => Some(seed.cast_unsigned()),
@@ -199,7 +205,10 @@ pub(crate) fn read_sampling(
         temperature: number("temperature", 0.0..=2.0, usual.temperature)?,
         top_p: number("top_p", 0.0..=1.0, usual.top_p)?,
         // Both -1 and 0 are in use for "all".
-        top_k: top_k.filter(|&k| k > 0).map(|k| u32::try_from(k).expect("at most i32::MAX")),
+        top_k: match top_k {
+            None => usual.top_k,
+            Some(k) => u32::try_from(k).ok().filter(|&k| k > 0),
+        },
         min_p: number("min_p", 0.0..=1.0, usual.min_p)?,
         frequency_penalty: number("frequency_penalty", -2.0..=2.0, usual.frequency_penalty)?,
         presence_penalty: number("presence_penalty", -2.0..=2.0, usual.presence_penalty)?,

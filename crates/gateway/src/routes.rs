@@ -12,7 +12,7 @@ use crate::config::GatewayConfig;
 use crate::error::ApiError;
 use crate::gateway::Gateway;
 use crate::guard::{Door, Policy, check_key, guard};
-use crate::{cluster, llama, ollama, openai};
+use crate::{cluster, llama, ollama, openai, page};
 
 /// One line of the table.
 #[derive(Clone, Copy)]
@@ -45,6 +45,8 @@ macro_rules! route {
 
 /// Every route there is. A route that is not here does not exist.
 const ROUTES: &[Route] = &[
+    // The same for everybody: what it shows, it asks for with the key that its user types.
+    route!(GET "/" Public page::page),
     route!(GET "/health" Public llama::health),
     route!(GET "/v1/health" Public llama::health),
     route!(GET "/v1/models" Key openai::list_models),

@@ -8,8 +8,8 @@ use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Sub
 
 use crate::config::{ConfigError, ConfigFile};
 use crate::{
-    bench, completions, config, doctor, init, join, list, load, make_model, nodes, plan, profile,
-    ps, pull, rm, run, serve, short_options, show, status, stop, token, tokenize, version,
+    bench, completions, config, doctor, init, join, key, list, load, make_model, nodes, plan,
+    profile, ps, pull, rm, run, serve, short_options, show, status, stop, token, tokenize, version,
 };
 
 /// Printed when nothing is asked.
@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Ps(ps::Arguments),
     /// Stop a server of this machine
     Stop(stop::Arguments),
+    /// Make keys for the API of servers, list or forget them
+    Key(key::Arguments),
     /// Serve layers of another device's model
     Join(join::Arguments),
     /// List the devices of the cluster, drain them or put them out

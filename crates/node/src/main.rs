@@ -23,6 +23,7 @@ mod identity;
 mod init;
 mod interrupt;
 mod join;
+mod key;
 mod list;
 mod load;
 mod loading;
@@ -50,6 +51,7 @@ mod token;
 mod tokenize;
 mod transport;
 mod version;
+mod whole_file;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -95,6 +97,7 @@ fn execute(command: Command, started: Instant) -> Result<(), Failure> {
         Command::Rm(arguments) => rm::execute(&arguments),
         Command::Ps(arguments) => ps::execute(&arguments),
         Command::Stop(arguments) => stop::execute(&arguments),
+        Command::Key(arguments) => key::execute(&arguments),
         Command::Join(arguments) => join::execute(&arguments),
         Command::Nodes(arguments) => nodes::execute(&arguments),
         Command::Status(arguments) => status::execute(&arguments),

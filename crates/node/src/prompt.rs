@@ -1,9 +1,10 @@
 //! From a conversation to the tokens of a prompt.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use motley_gateway::{ChatMessage, ChatPrompt, PlainValue, ToolCall};
+use motley_gateway::{ChatMessage, ChatPrompt, PlainValue, ToolCall, ToolDefinition};
 use motley_ggml::{Token, Vocabulary};
 use motley_model::{
     ChatInput, ChatTemplate, CivilTime, ControlTokens, ModelDescription, PromptSegment,
@@ -48,6 +49,20 @@ impl PromptMaker {
         })
     }
 
+    /// For a template alone, without a model.
+    #[cfg(test)]
+    pub(crate) fn of_template(source: &str) -> Self {
+        let template = ChatTemplate::parse(source).unwrap();
+        Self {
+            abilities: template.abilities(),
+            template,
+            source: Some(source.to_owned()),
+            control_tokens: ControlTokens::new([""; 0]),
+            begin_text: None,
+            end_text: None,
+        }
+    }
+
     /// The template's text, if the file has one.
     pub(crate) fn template_source(&self) -> Option<&str> {
         self.source.as_deref()
@@ -74,6 +89,47 @@ impl PromptMaker {
             ending: Ending::Answer,
         };
         self.render(&conversation)?.tokens(vocabulary)
+    }
+
+    /// An assistant's turn that is nothing but `call`, as the template writes it; nothing where it
+    /// refuses or drops it.
+    pub(crate) fn written_call(&self, call: &ToolCall) -> Option<String> {
+        let question = ChatMessage {
+            role: motley_gateway::Role::User,
+            content: "question".to_owned(),
+            ..ChatMessage::default()
+        };
+        let answer = ChatMessage {
+            role: motley_gateway::Role::Assistant,
+            tool_calls: vec![call.clone()],
+            ..ChatMessage::default()
+        };
+        let tool = ToolDefinition {
+            name: call.name.clone(),
+            description: None,
+            parameters: "{}".to_owned(),
+            strict: false,
+        };
+        let render = |messages: &[&ChatMessage], add_generation_prompt| {
+            let prompt = ChatPrompt {
+                messages: messages.iter().copied().cloned().collect(),
+                tools: vec![tool.clone()],
+                add_generation_prompt,
+                variables: BTreeMap::default(),
+            };
+            let mut conversation = Conversation::from_prompt(&prompt, self.abilities);
+            if !add_generation_prompt {
+                // The turn is to be closed, not gone on with.
+                conversation.ending = Ending::Closed;
+            }
+            self.render(&conversation).ok().map(Rendered::into_text)
+        };
+        let before = render(&[&question], true)?;
+        let whole = render(&[&question, &answer], false)?;
+        let common = before.chars().zip(whole.chars()).take_while(|(one, other)| one == other);
+        let bytes: usize = common.map(|(character, _)| character.len_utf8()).sum();
+        let written = &whole[bytes..];
+        written.contains(&call.name).then(|| written.to_owned())
     }
 
     /// A conversation as the model reads it.
@@ -344,7 +400,7 @@ mod tests {
     #[test]
     fn tools_are_told_where_a_template_drops_them() {
         let check = |system: bool, roles: &[motley_gateway::Role], expected: &[&str]| {
-            let tool = motley_gateway::ToolDefinition {
+            let tool = ToolDefinition {
                 name: "sun".to_owned(),
                 description: None,
                 parameters: "{}".to_owned(),

@@ -14,6 +14,7 @@ const TABLE: &[(&str, &str)] = &[
     ("-fa", "--flash-attn"),
     ("-hf", "--hf-repo"),
     ("-lv", "--log-verbosity"),
+    ("-cb", "--cont-batching"),
 ];
 
 /// Replaces two-letter options, with or without `=VALUE`, by long ones. What follows `--` is not

@@ -346,6 +346,44 @@ fn offline_means_offline() {
     assert!(rig.hub.asked().is_empty());
 }
 
+/// The short option that fingers know from llama.cpp.
+#[test]
+fn a_model_that_is_not_here_is_fetched_where_it_is_wanted() {
+    let rig = Rig::new();
+    let missing = rig.run(&["serve", "-hf", "org/repo:Q4_0", "--offline"], &[]);
+    assert!(stderr(&missing).contains("hf:org/repo:Q4_0 is not on this device"));
+    assert!(rig.hub.asked().is_empty());
+    // It comes, though nothing can run this one.
+    for words in [["serve", "-hf", "org/repo:Q4_0"], ["run", "-hf=org/repo", "hello"]] {
+        let output = rig.run(&words, &[]);
+        let said = stderr(&output);
+        assert!(said.contains("tiny-Q4_0.gguf: architecture 'none'"), "{said}");
+        assert_eq!(stdout(&output), "");
+        assert_eq!(rig.names(), [".tiny-Q4_0.gguf.source.json", "tiny-Q4_0.gguf"]);
+    }
+    // Once: the list of files, the first look, the rest.
+    assert!(rig.hub.asked().len() <= 3, "{:?}", rig.hub.asked());
+    let twice = rig.run(&["run", "-hf", "org/repo", "-m", "x", "hello"], &[]);
+    assert!(stderr(&twice).contains("given twice"), "{}", stderr(&twice));
+    let wrong = rig.run(&["serve", "-hf", "../x"], &[]);
+    assert_eq!(wrong.status.code(), Some(2), "{}", stderr(&wrong));
+}
+
+#[test]
+fn variables_that_lead_nowhere_are_named() {
+    let rig = Rig::new();
+    let nobody = [("SSL_CERT_FILE", "/nowhere/ca.pem"), ("SSL_CERT_DIR", "")];
+    for (variables, told) in [
+        (&nobody[..], "SSL_CERT_FILE and SSL_CERT_DIR name no certificate of an authority"),
+        (&[("https_proxy", "socks5://h:1")], "HTTPS_PROXY names a proxy that is not reached by"),
+    ] {
+        let output = rig.run(&["pull", "hf:org/repo"], variables);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+    }
+    assert!(rig.hub.asked().is_empty());
+}
+
 #[test]
 fn another_file_of_the_same_name_is_not_written_over() {
     let rig = Rig::new();

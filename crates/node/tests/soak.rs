@@ -1,12 +1,13 @@
 //! Many clients of all kinds for a long time: nothing fails that is not the client's fault, no
 //! slot and no cached token leaks, memory stays flat.
 //!
-//! `MOTLEY_SOAK_ROUNDS` makes it longer than the form that runs with all tests: 20 minutes are
-//! some 60 rounds of SmolLM2 on two cores.
+//! `MOTLEY_SOAK_MINUTES` makes it longer than the form that runs with all tests: it then begins
+//! rounds until so much time has passed.
 #![expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
-    reason = "a test starts threads, is told by the environment how long to run, and says what it saw"
+    reason = "a test starts threads, is told by the environment how long to run, looks at the clock \
+              for that alone, and says what it saw"
 )]
 
 mod common;
@@ -14,6 +15,7 @@ mod common;
 use std::io::{BufRead as _, BufReader};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use common::server::{CHAT, Server};
 use serde_json::{Value as Json, json};
@@ -48,6 +50,7 @@ struct Counts {
     left: AtomicU32,
     slow: AtomicU32,
     embedded: AtomicU32,
+    forced: AtomicU32,
     refused: AtomicU32,
 }
 
@@ -65,7 +68,8 @@ struct Soak {
 impl Soak {
     fn start() -> Option<Self> {
         let (slots, context) = (SLOTS.to_string(), CONTEXT_TOKENS.to_string());
-        let server = Server::start_with(&["--parallel", &slots, "-c", &context, "-t", "1"])?;
+        let words = ["--parallel", &slots, "-c", &context, "-t", "1", "--limit-grammars-kept", "8"];
+        let server = Server::start_with(&words)?;
         let (counts, hostile) = (Counts::default(), hostile());
         assert!(hostile.len() > 20, "{}", hostile.len());
         let mut soak = Self { server, expected: Vec::new(), hostile, counts };
@@ -113,7 +117,7 @@ impl Soak {
 
     fn act(&self, random: &mut fastrand::Rng) {
         let which = random.usize(0..PROMPTS.len());
-        match random.u32(0..10) {
+        match random.u32(0..11) {
             0..4 => {
                 assert_eq!(self.complete(which), self.expected[which], "others change no answer");
                 add(&self.counts.answered);
@@ -125,6 +129,27 @@ impl Soak {
                 let body = json!({ "model": "m", "input": PROMPTS });
                 assert_eq!(self.server.post("/v1/embeddings", &body).0, 200);
                 add(&self.counts.embedded);
+            }
+            9 => {
+                // Now and then a grammar that was not seen before, so that old ones must go.
+                let number = random.u32(0..200);
+                let schema = json!({
+                    "type": "object", "required": ["n"], "additionalProperties": false,
+                    "properties": { "n": { "const": number } },
+                });
+                let format = json!({
+                    "type": "json_schema",
+                    "json_schema": { "name": "n", "strict": true, "schema": schema },
+                });
+                let body = json!({
+                    "model": "m", "messages": [{ "role": "user", "content": PROMPTS[which] }],
+                    "max_tokens": 32, "temperature": 0, "response_format": format,
+                });
+                let (status, answer) = self.server.post(CHAT, &body);
+                let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
+                let forced: Json = serde_json::from_str(text).expect("JSON");
+                assert_eq!((status, &forced), (200, &json!({ "n": number })), "{answer}");
+                add(&self.counts.forced);
             }
             _ => {
                 let case = random.usize(0..self.hostile.len());
@@ -186,15 +211,18 @@ impl Soak {
 #[test]
 fn a_long_mixed_load_leaves_nothing_behind() {
     let Some(soak) = Soak::start() else { return };
-    let rounds = std::env::var("MOTLEY_SOAK_ROUNDS").ok();
-    let rounds = rounds.map_or(ROUNDS_DEFAULT, |text| text.parse().expect("a number of rounds"));
+    let minutes = std::env::var("MOTLEY_SOAK_MINUTES").ok();
+    let minutes: u64 = minutes.map_or(0, |text| text.parse().expect("a number of minutes"));
+    let (began, time) = (Instant::now(), Duration::from_secs(60 * minutes));
     // What the first round allocates stays: buffers, caches of grammars, threads.
     soak.fill_all_slots();
     soak.round(0);
     let before = soak.resident_bytes();
-    for round in 1..rounds {
+    let mut round = 1;
+    while round < ROUNDS_DEFAULT || began.elapsed() < time {
         soak.round(round);
         println!("round {round}: {} MB resident", soak.resident_bytes() / 1_000_000);
+        round += 1;
     }
     soak.fill_all_slots();
     let after = soak.resident_bytes();

@@ -14,7 +14,7 @@ use crate::backend::{
     Role, Sampling, SpecialTokens, TokenId, ToolCall, ToolChoice, ToolUse,
 };
 use crate::choices::{Choices, collect};
-use crate::config::UnixClock;
+use crate::config::{GatewayConfig, UnixClock};
 use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
@@ -50,7 +50,7 @@ pub(crate) async fn chat(
     let fields = Fields::of_body(&object);
     let card = gateway.model(fields.text("model")?)?;
     let limits = &gateway.config.limits;
-    let mut asked = read_asked(&fields, &card, limits)?;
+    let mut asked = read_asked(&fields, &card, &gateway.config)?;
     need_chat(&card)?;
     let messages = read_messages(&fields, limits)?;
     let tools = read_tools(&fields, limits)?;
@@ -76,7 +76,7 @@ pub(crate) async fn generate(
     let object = read_object(body, &gateway.config.limits).await?;
     let fields = Fields::of_body(&object);
     let card = gateway.model(fields.text("model")?)?;
-    let asked = read_asked(&fields, &card, &gateway.config.limits)?;
+    let asked = read_asked(&fields, &card, &gateway.config)?;
     refuse_images(&fields)?;
     let text = fields.text("prompt")?.unwrap_or_default().to_owned();
     let system = fields.text("system")?;
@@ -161,16 +161,24 @@ async fn answer(
 }
 
 /// Reads everything but the prompt.
-fn read_asked(fields: &Fields<'_>, card: &ModelCard, limits: &Limits) -> Result<Asked, ApiError> {
+fn read_asked(
+    fields: &Fields<'_>,
+    card: &ModelCard,
+    config: &GatewayConfig,
+) -> Result<Asked, ApiError> {
+    let limits = &config.limits;
     fields.refuse(&REFUSED)?;
     check_keep_alive(fields)?;
     let nothing = Map::new();
     let options = fields.object("options")?.unwrap_or_else(|| Fields::of_body(&nothing));
     options.count("num_ctx", 1..=card.context_tokens)?;
     // -1 means without end and -2 until the context is full; both end at the context here.
-    let predict = options.integer("num_predict", -2..=i32::MAX.into())?.filter(|&n| n > 0);
+    let predict = options.integer("num_predict", -2..=i32::MAX.into())?;
     let length = AskedLength {
-        tokens_max: predict.map(|n| u32::try_from(n).expect("at most i32::MAX")),
+        tokens_max: match predict {
+            None => config.usual.tokens_max,
+            Some(n) => u32::try_from(n).ok().filter(|&n| n > 0),
+        },
         ..AskedLength::default()
     };
     let logprobs = fields.flag("logprobs")?.unwrap_or(false);
@@ -182,10 +190,11 @@ fn read_asked(fields: &Fields<'_>, card: &ModelCard, limits: &Limits) -> Result<
         prompt: Vec::new(),
         length: length.settle("options.num_predict", 0, 1, card)?,
         stop: read_stop(&options, card, limits)?,
-        sampling: read_usual_sampling(&options, card, limits)?,
+        sampling: read_usual_sampling(&options, card, config)?,
         logprobs: LogprobDetail { drawn: logprobs.then_some(top), prompt: false },
         constraint: read_format(fields, limits)?,
         tools: None,
+        reasoning: !fields.flag("raw")?.unwrap_or(false),
         caller: crate::backend::Caller::default(),
         priority: 0,
     };
@@ -195,18 +204,15 @@ fn read_asked(fields: &Fields<'_>, card: &ModelCard, limits: &Limits) -> Result<
 fn read_usual_sampling(
     options: &Fields<'_>,
     card: &ModelCard,
-    limits: &Limits,
+    config: &GatewayConfig,
 ) -> Result<Sampling, ApiError> {
-    let mut sampling = read_sampling(options, card, limits)?;
-    if options.value("temperature").is_none() {
-        sampling.temperature = USUAL_TEMPERATURE;
-    }
-    if options.value("top_p").is_none() {
-        sampling.top_p = USUAL_TOP_P;
-    }
-    if options.value("top_k").is_none() {
-        sampling.top_k = Some(USUAL_TOP_K);
-    }
+    let usual = config.usual.sampling(Sampling {
+        temperature: USUAL_TEMPERATURE,
+        top_p: USUAL_TOP_P,
+        top_k: Some(USUAL_TOP_K),
+        ..Sampling::default()
+    });
+    let mut sampling = read_sampling(options, card, &config.limits, usual)?;
     if let Some(penalty) = options.number("repeat_penalty", 0.01..=10.0)? {
         sampling.repetition_penalty = penalty;
     }

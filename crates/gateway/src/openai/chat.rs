@@ -12,6 +12,7 @@ use super::wire::{
 };
 use crate::backend::{ChatPrompt, GenerationRequest, LogprobDetail, ModelCard};
 use crate::choices::{Answer, Choices, UsageSum, collect};
+use crate::config::GatewayConfig;
 use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
@@ -74,7 +75,7 @@ pub(crate) async fn chat_completions(
     let object = read_object(body, &gateway.config.limits).await?;
     let fields = Fields::of_body(&object);
     let card = gateway.model(fields.text("model")?)?;
-    let asked = read_chat(&fields, &card, &gateway.config.limits)?;
+    let asked = read_chat(&fields, &card, &gateway.config)?;
     let rendered = gateway.backend.apply_template(card.id.clone(), asked.prompt).await;
     let rendered =
         rendered.map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?;
@@ -124,8 +125,9 @@ struct AskedChat {
 fn read_chat(
     fields: &Fields<'_>,
     card: &ModelCard,
-    limits: &Limits,
+    config: &GatewayConfig,
 ) -> Result<AskedChat, ApiError> {
+    let limits = &config.limits;
     fields.refuse(&REFUSED)?;
     need_chat(card)?;
     if let Some(modalities) = fields.list("modalities", 4)?
@@ -137,7 +139,7 @@ fn read_chat(
         return Err(ApiError::unsupported("store", "nothing is stored"));
     }
     let messages = read_messages(fields, limits)?;
-    let mut options = read_options(fields, read_length(fields, 1)?, card, limits)?;
+    let mut options = read_options(fields, read_length(fields, 1, &config.usual)?, card, config)?;
     let constraint = read_response_format(fields, limits)?;
     let tools = read_tool_use(fields, limits)?;
     let add_generation_prompt = fields.flag("add_generation_prompt")?.unwrap_or(true);
@@ -157,6 +159,7 @@ fn read_chat(
         logprobs: read_logprobs(fields, limits)?,
         constraint,
         tools,
+        reasoning: true,
         caller: crate::backend::Caller::default(),
         priority: options.priority,
     };

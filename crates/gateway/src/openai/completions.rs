@@ -12,6 +12,7 @@ use super::wire::{
 };
 use crate::backend::{Caller, GenerationRequest, LogprobDetail, ModelCard, SpecialTokens, TokenId};
 use crate::choices::{Answer, Choices, UsageSum, collect};
+use crate::config::GatewayConfig;
 use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
@@ -49,7 +50,7 @@ pub(crate) async fn completions(
     let object = read_object(body, &gateway.config.limits).await?;
     let fields = Fields::of_body(&object);
     let card = gateway.model(fields.text("model")?)?;
-    let asked = read_completion(&fields, &card, &gateway.config.limits)?;
+    let asked = read_completion(&fields, &card, &gateway.config)?;
     let head = Head {
         id: gateway.new_id("cmpl-"),
         created_unix_s: gateway.unix_time_s(),
@@ -125,8 +126,9 @@ impl Form {
 fn read_completion(
     fields: &Fields<'_>,
     card: &ModelCard,
-    limits: &Limits,
+    config: &GatewayConfig,
 ) -> Result<Asked, ApiError> {
+    let limits = &config.limits;
     fields.refuse(&REFUSED)?;
     if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::unsupported("suffix", "answers continue the prompt"));
@@ -134,9 +136,9 @@ fn read_completion(
     let prompts = read_prompts(fields, card, limits)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     // With echo, asking for no new token is a way to score the prompt.
-    let mut length = read_length(fields, u32::from(!echo))?;
+    let mut length = read_length(fields, u32::from(!echo), &config.usual)?;
     length.tokens_max.get_or_insert(USUAL_TOKENS_MAX);
-    let mut options = read_options(fields, length, card, limits)?;
+    let mut options = read_options(fields, length, card, config)?;
     let best_of = fields.count("best_of", 1..=limits.choices)?.unwrap_or(options.choices);
     if best_of < options.choices {
         return Err(ApiError::invalid("best_of", "must not be less than n"));
@@ -162,6 +164,7 @@ fn read_completion(
         logprobs: LogprobDetail { drawn, prompt: echo && top.is_some() },
         constraint: read_response_format(fields, limits)?,
         tools: None,
+        reasoning: false,
         caller: Caller::default(),
         priority: options.priority,
     };

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::wire::warn_of;
 use crate::backend::{EmbeddingRequest, ModelCard, SpecialTokens, TokenId};
+use crate::base64::base64;
 use crate::error::{About, ApiError};
 use crate::fields::Fields;
 use crate::gateway::{Gateway, RequestContext};
@@ -163,22 +164,10 @@ pub(crate) fn shorten(mut vector: Vec<f32>, dimensions: Option<u32>) -> Vec<f32>
     vector
 }
 
-/// Little-endian 32-bit floats in base64 with padding, which is what OpenAI's Python client decodes.
+/// Little-endian 32-bit floats in base64, which is what OpenAI's Python client decodes.
 fn to_base64(vector: &[f32]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let mut bits = [0_u8; 3];
-        bits[..group.len()].copy_from_slice(group);
-        let bits = u32::from_be_bytes([0, bits[0], bits[1], bits[2]]);
-        for digit in 0..4 {
-            let place = (bits >> (18 - 6 * digit)) & 63;
-            let known = digit <= group.len();
-            text.push(if known { char::from(DIGITS[place as usize]) } else { '=' });
-        }
-    }
-    text
+    base64(&bytes)
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use expect_test::expect;
 use motley_gateway::{
-    Constraint, PlainValue, Refusal, Role, SinkError, TokenId, TokenStream, ToolChoice,
+    Constraint, GatewayConfig, PlainValue, Refusal, Role, SinkError, TokenId, TokenStream,
+    ToolChoice, UsualOptions,
 };
 use serde_json::{Value, json};
 
-use crate::client::Client;
+use crate::client::{Client, config};
 use crate::fake::Step;
 
 const ROUTE: &str = "/v1/chat/completions";
@@ -367,4 +368,44 @@ async fn a_stream_has_one_end_and_tells_its_writer_when_nobody_reads() {
     drop(stream);
     assert!(sink.is_cancelled());
     assert_eq!(sink.try_send(piece()), Err(SinkError::Cancelled));
+}
+
+#[tokio::test]
+async fn the_operators_defaults_hold_where_a_request_is_silent() {
+    let usual = UsualOptions {
+        tokens_max: Some(5),
+        seed: Some(9),
+        temperature: Some(0.25),
+        top_k: Some(7),
+        min_p: Some(0.5),
+        ..UsualOptions::default()
+    };
+    let client = Client::with(GatewayConfig { usual, ..config() });
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let asked = |path: &'static str, body: Value| {
+        let client = &client;
+        async move {
+            let answer = client.post(path, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text);
+            let request = client.fake.last_request();
+            (request.length.tokens_max, request.sampling)
+        }
+    };
+    let silent = json!({"messages": messages});
+    let (tokens, sampling) = asked("/v1/chat/completions", silent).await;
+    assert_eq!((tokens, sampling.seed, sampling.top_k), (5, Some(9), Some(7)));
+    assert_eq!((sampling.temperature, sampling.top_p, sampling.min_p), (0.25, 1.0, 0.5));
+    let spoken = json!({
+        "messages": messages, "max_tokens": 3, "seed": 1, "temperature": 1, "top_k": -1, "min_p": 0,
+    });
+    let (tokens, sampling) = asked("/v1/chat/completions", spoken).await;
+    assert_eq!((tokens, sampling.seed, sampling.top_k), (3, Some(1), None));
+    assert_eq!((sampling.temperature, sampling.min_p), (1.0, 0.0));
+    let (tokens, _) = asked("/v1/completions", json!({"prompt": "hi"})).await;
+    assert_eq!(tokens, 5);
+    // Ollama's own defaults hold where the operator is silent, too.
+    let ollama = json!({"messages": messages, "stream": false});
+    let (tokens, sampling) = asked("/api/chat", ollama).await;
+    assert_eq!((tokens, sampling.top_k), (5, Some(7)));
+    assert_eq!((sampling.temperature, sampling.top_p), (0.25, 0.9));
 }

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::Response;
 use motley_gateway::{
     Backend, Exposure, GatewayConfig, KeyDigest, KeyRing, Limits, MetricNames, Scope, SharedLog,
-    UnixClock, router,
+    UnixClock, UsualOptions, router,
 };
 use serde_json::Value;
 use tower::ServiceExt;
@@ -52,6 +52,7 @@ impl Answer {
 pub fn config() -> GatewayConfig {
     GatewayConfig {
         limits: Limits::DEFAULT,
+        usual: UsualOptions::default(),
         keys: KeyRing::new(),
         host_names: vec!["motley.lan".to_owned(), "192.168.1.9".to_owned()],
         allowed_origins: Vec::new(),

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{Method, Request};
 use expect_test::expect;
-use motley_gateway::{Exposure, KeyId, Policy, route_policies};
+use motley_gateway::{Exposure, GatewayConfig, KeyId, Policy, route_policies};
 use serde_json::json;
 
 use crate::client::{ADMIN_KEY, Client, INFER_KEY, config, keys, post};
@@ -55,7 +55,8 @@ async fn every_route_keeps_its_policy() {
             }
         }
     }
-    assert_eq!(public, ["/health", "/v1/health"]);
+    // The page holds nothing: what it shows it asks for with a key.
+    assert_eq!(public, ["/", "/health", "/v1/health"]);
 }
 
 #[tokio::test]
@@ -218,4 +219,21 @@ async fn sizes_are_limited_at_the_edge() {
         many.headers_mut().insert(name, "1".parse().unwrap());
     }
     assert_eq!(client.send(many).await.status, 431);
+}
+
+#[tokio::test]
+async fn the_page_is_for_browsers_and_runs_nothing_from_elsewhere() {
+    let client = Client::with(GatewayConfig { keys: keys(), ..config() });
+    let accept = |types| Request::get("/").header("accept", types).body(Body::empty()).unwrap();
+    let page = client.send(accept("text/html,application/xhtml+xml,*/*;q=0.8")).await;
+    assert_eq!(page.status, 200);
+    assert_eq!(page.header("content-type"), "text/html; charset=utf-8");
+    let policy = page.header("content-security-policy");
+    for part in ["default-src 'none'", "script-src 'sha256-", "frame-ancestors 'none'"] {
+        assert!(policy.contains(part), "{policy}");
+    }
+    assert!(!policy.contains("unsafe"), "{policy}");
+    assert!(page.text.starts_with("<!doctype html>"));
+    let line = client.send(accept("*/*")).await;
+    assert_eq!((line.status.as_u16(), line.text.as_str()), (200, "Motley is running"));
 }

@@ -8,6 +8,7 @@ use motley_model::{Gguf, GgufError};
 use motley_ring::limits;
 
 use super::digest::{BlockHash, Digest};
+use crate::whole_file::{self, Readers};
 
 const MAGIC: [u8; 4] = *b"MTMF";
 const VERSION: u32 = 1;
@@ -446,9 +447,7 @@ impl ManifestCache {
         let encoded = manifest.encode();
         let mut kept = Digest::of(&encoded).as_bytes().to_vec();
         kept.extend(encoded);
-        let fresh = path.with_extension("new");
-        fs::write(&fresh, kept)?;
-        fs::rename(&fresh, path)
+        whole_file::replace(path, &kept, Readers::Usual)
     }
 }
 

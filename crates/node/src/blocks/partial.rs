@@ -17,6 +17,7 @@ use super::digest::Digest;
 use super::disk::Disk;
 use super::layout::bytes_of;
 use super::manifest::{BlockPlace, Manifest};
+use crate::whole_file::{self, Readers};
 
 const LIST_MAGIC: [u8; 8] = *b"MTBLOCK1";
 const LIST_FILE: &str = "blocks";
@@ -362,11 +363,7 @@ fn read_list(folder: &Path, digest: &Digest, manifest: &Manifest) -> Option<BTre
 
 /// Replaces a file as a whole, to stay.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), PartialError> {
-    let fresh = path.with_extension("new");
-    let written = File::create(&fresh)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&fresh, path));
-    written.map_err(|source| error("write", path, source))
+    whole_file::replace(path, bytes, Readers::Usual).map_err(|source| error("write", path, source))
 }
 
 fn error(action: &'static str, path: &Path, source: io::Error) -> PartialError {

@@ -2,8 +2,10 @@
 //! replaced as a whole or not at all.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+
+use crate::whole_file::{self, Readers};
 
 /// A file of this folder is at most this long; a list of a thousand members has a tenth of it.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -129,11 +131,8 @@ impl StateFolder {
     /// Replaces a file. After a crash either the old or the new content is there, whole.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         let path = self.file(name);
-        let fresh = self.file(&format!(".{name}.new"));
-        let written = write_private(&fresh, bytes)
-            .and_then(|()| fs::rename(&fresh, &path))
-            .and_then(|()| sync_folder(&self.path));
-        written.map_err(|source| error("write", &path, source))
+        whole_file::replace(&path, bytes, Readers::Owner)
+            .map_err(|source| error("write", &path, source))
     }
 
     /// Waits until no other process changes the folder, and keeps others waiting.
@@ -147,26 +146,6 @@ impl StateFolder {
         file.lock().map_err(|source| error("lock", &path, source))?;
         Ok(FolderLock { _file: file })
     }
-}
-
-fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // What a crash left behind may have other permissions; a new file has ours.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-/// Makes a rename last. Only Unix has, and needs, folders that can be synchronised.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
 }
 
 fn error(action: &'static str, path: &Path, source: io::Error) -> StateError {

@@ -25,7 +25,9 @@ pub(crate) use enrol::{
 pub(crate) use folder::{StateError, StateFolder};
 pub(crate) use ids::{ClusterId, NodeId};
 pub(crate) use members::{Member, MemberList, MembersError, Roster, Standing};
-pub(crate) use node::{Identity, IdentityError, authority_id, host_name, node_of, verify_leaf};
+pub(crate) use node::{
+    Identity, IdentityError, authority_id, host_name, node_of, random_bytes, verify_leaf,
+};
 #[cfg(test)]
 pub(crate) use token::Secret;
 pub(crate) use token::{JoinToken, TokenAddress};

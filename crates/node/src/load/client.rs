@@ -31,15 +31,26 @@ pub(super) struct Answer {
 }
 
 impl Client {
-    pub(super) fn new(url: &str, model: &str, key: Option<&str>, limit: Duration) -> Self {
+    /// A client of the server at `url`, for `model` or the first of its models.
+    ///
+    /// # Errors
+    /// When the server lists no model.
+    pub(super) fn new(
+        url: &str,
+        model: Option<&str>,
+        key: Option<&str>,
+        limit: Duration,
+    ) -> anyhow::Result<Self> {
         let config =
             ureq::Agent::config_builder().timeout_global(Some(limit)).http_status_as_error(false);
-        Self {
-            agent: config.build().into(),
-            url: format!("{}/v1/completions", url.trim_end_matches('/').trim_end_matches("/v1")),
-            model: model.to_owned(),
-            key: key.map(str::to_owned),
-        }
+        let agent: ureq::Agent = config.build().into();
+        let base = format!("{}/v1", url.trim_end_matches('/').trim_end_matches("/v1"));
+        let model = match model {
+            Some(model) => model.to_owned(),
+            None => first_model(&agent, &format!("{base}/models"), key)?,
+        };
+        let url = format!("{base}/completions");
+        Ok(Self { agent, url, model, key: key.map(str::to_owned) })
     }
 
     /// Asks for `answer_tokens` tokens after a prompt that `seed` chooses.
@@ -82,6 +93,23 @@ impl Client {
         }
         Ok(answer)
     }
+}
+
+/// The name of a server's first model.
+fn first_model(agent: &ureq::Agent, url: &str, key: Option<&str>) -> anyhow::Result<String> {
+    let mut request = agent.get(url);
+    if let Some(key) = key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    let mut response = request.call().with_context(|| format!("cannot ask {url}"))?;
+    let said = response.body_mut().read_to_string().with_context(|| format!("cannot ask {url}"))?;
+    let status = response.status();
+    if !status.is_success() {
+        bail!("{url} answers {status}: {}", said.trim());
+    }
+    let list: Json = serde_json::from_str(&said).with_context(|| format!("{url} gives no list"))?;
+    let name = list["data"][0]["id"].as_str();
+    name.map(str::to_owned).ok_or_else(|| anyhow!("{url} lists no model"))
 }
 
 /// Reads a stream of events to its end.

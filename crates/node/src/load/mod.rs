@@ -43,9 +43,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: u32,
-    /// Model to ask for, where a server has several
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    model: String,
+    /// Model to ask for [default: the first of each server]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
     /// Key of the servers' API
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
@@ -65,14 +65,12 @@ struct Round {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
-    let clients: Vec<Client> = arguments
-        .urls
-        .iter()
-        .map(|url| {
-            let limit = Duration::from_secs(arguments.timeout);
-            Client::new(url, &arguments.model, arguments.api_key.as_deref(), limit)
-        })
-        .collect();
+    let limit = Duration::from_secs(arguments.timeout);
+    let client = |url: &String| {
+        Client::new(url, arguments.model.as_deref(), arguments.api_key.as_deref(), limit)
+            .map_err(|error| Failure::new(Kind::Failed, error))
+    };
+    let clients = arguments.urls.iter().map(client).collect::<Result<Vec<_>, _>>()?;
     let mut report = Report::new(&arguments.urls, arguments.prompt_tokens, arguments.answer_tokens);
     for users in &arguments.users {
         let mut rounds: Vec<Vec<Round>> = clients.iter().map(|_| Vec::new()).collect();

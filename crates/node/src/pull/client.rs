@@ -13,18 +13,21 @@ use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HOST, HeaderMap, HeaderName,
-    IF_RANGE, LOCATION, RANGE, USER_AGENT,
+    IF_RANGE, LOCATION, PROXY_AUTHORIZATION, RANGE, USER_AGENT,
 };
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::address::{Address, AddressError, Origin, is_public};
+use super::proxy::{Proxies, Proxy};
 
 /// Redirects that are followed; hubs use one or two.
 const REDIRECTS_MAX: usize = 5;
@@ -68,6 +71,16 @@ pub(super) enum HttpError {
         /// What is wrong.
         #[source]
         source: io::Error,
+    },
+    /// The proxy does not pass on what is said.
+    #[error("the proxy {proxy} does not let us reach {host}{}", told(*status))]
+    Proxy {
+        /// Which proxy.
+        proxy: String,
+        /// Whom it is to reach.
+        host: String,
+        /// What it says; nothing if that is no HTTP.
+        status: Option<u16>,
     },
     /// A redirect into a network that strangers have no business in.
     #[error("a redirect leads to {host}, which is not on the internet")]
@@ -140,6 +153,15 @@ impl HttpError {
     }
 }
 
+/// What a proxy says.
+fn told(status: Option<u16>) -> String {
+    match status {
+        Some(407) => ": it wants a name and password, http://NAME:PASSWORD@HOST".to_owned(),
+        Some(status) => format!(": it answers {status}"),
+        None => ": it does not speak HTTP".to_owned(),
+    }
+}
+
 /// Seconds as people say them.
 pub(super) fn seconds(time: Duration) -> String {
     format!("{} s", (time.as_secs_f64() * 100.0).round() / 100.0)
@@ -167,10 +189,17 @@ pub(super) struct Patience {
     pub(super) stall: Duration,
 }
 
+/// How servers are reached.
+#[derive(Clone)]
+pub(super) struct Ways {
+    pub(super) tls: Arc<ClientConfig>,
+    pub(super) proxies: Proxies,
+}
+
 /// Asks servers, and knows which of them the user named.
 #[derive(Clone)]
 pub(super) struct Client {
-    tls: TlsConnector,
+    ways: Ways,
     home: Origin,
     token: Option<Token>,
     patience: Patience,
@@ -203,16 +232,14 @@ pub(super) struct Answer {
 impl Client {
     /// A client for a server that the user named. Without a secure connection only this machine
     /// is told the token.
-    pub(super) fn new(home: &Origin, token: Option<Token>, patience: Patience) -> Self {
-        let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("ring has the suites of TLS 1.3")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+    pub(super) fn new(
+        home: &Origin,
+        token: Option<Token>,
+        patience: Patience,
+        ways: &Ways,
+    ) -> Self {
         let token = token.filter(|_| home.secure || home.is_loopback());
-        Self { tls: TlsConnector::from(Arc::new(config)), home: home.clone(), token, patience }
+        Self { ways: ways.clone(), home: home.clone(), token, patience }
     }
 
     /// Whether it is the one whom the user named.
@@ -254,18 +281,14 @@ impl Client {
 
     async fn get_once(&self, address: &Address, ask: &Ask) -> Result<Answer, HttpError> {
         let host = || address.origin().host.clone();
-        let request = self.request(address, ask)?;
-        let stream = self.connect(address.origin()).await?;
+        let proxy = self.ways.proxies.to(address.origin());
+        let request = self.request(address, ask, proxy)?;
+        let stream = match proxy {
+            Some(proxy) => self.connect_by(proxy, address.origin()).await?,
+            None => self.connect(address.origin()).await?,
+        };
         let (mut sender, connection) = if address.origin().secure {
-            let name = ServerName::try_from(host()).map_err(|error| HttpError::Tls {
-                host: host(),
-                source: io::Error::new(io::ErrorKind::InvalidInput, error),
-            })?;
-            let secured = timeout(self.patience.connect, self.tls.connect(name, stream)).await;
-            let secured = secured
-                .map_err(|_| HttpError::Stalled { host: host(), limit: self.patience.connect })?
-                .map_err(|source| HttpError::Tls { host: host(), source })?;
-            speak(secured).await
+            speak(self.secure(&address.origin().host, stream).await?).await
         } else {
             speak(stream).await
         }
@@ -291,8 +314,19 @@ impl Client {
         })
     }
 
-    fn request(&self, address: &Address, ask: &Ask) -> Result<Request<Empty<Bytes>>, HttpError> {
-        let mut request = Request::get(address.target())
+    fn request(
+        &self,
+        address: &Address,
+        ask: &Ask,
+        proxy: Option<&Proxy>,
+    ) -> Result<Request<Empty<Bytes>>, HttpError> {
+        let plain_proxy = proxy.filter(|_| !address.origin().secure);
+        // A proxy is told where to; through a secure connection it sees nothing.
+        let target = match plain_proxy {
+            Some(_) => format!("http://{}{}", address.origin().authority(), address.target()),
+            None => address.target().to_owned(),
+        };
+        let mut request = Request::get(target)
             .header(HOST, address.origin().authority())
             .header(USER_AGENT, concat!("motley/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "*/*")
@@ -302,6 +336,9 @@ impl Client {
         }
         if let Some(state) = &ask.if_range {
             request = request.header(IF_RANGE, state);
+        }
+        if let Some(authorization) = plain_proxy.and_then(|proxy| proxy.authorization.as_ref()) {
+            request = request.header(PROXY_AUTHORIZATION, authorization);
         }
         if let Some(token) = &self.token
             && *address.origin() == self.home
@@ -313,15 +350,115 @@ impl Client {
             .map_err(|source| HttpError::Request { host: address.origin().host.clone(), source })
     }
 
+    /// Secures a connection to a host, whose certificate must be its own.
+    async fn secure(
+        &self,
+        host: &str,
+        stream: TcpStream,
+    ) -> Result<TlsStream<TcpStream>, HttpError> {
+        let host = || host.to_owned();
+        let name = ServerName::try_from(host()).map_err(|error| HttpError::Tls {
+            host: host(),
+            source: io::Error::new(io::ErrorKind::InvalidInput, error),
+        })?;
+        let connector = TlsConnector::from(Arc::clone(&self.ways.tls));
+        timeout(self.patience.connect, connector.connect(name, stream))
+            .await
+            .map_err(|_| HttpError::Stalled { host: host(), limit: self.patience.connect })?
+            .map_err(|source| HttpError::Tls { host: host(), source })
+    }
+
+    /// Connects to a proxy, and through it to a host that is to be spoken to securely.
+    async fn connect_by(&self, proxy: &Proxy, origin: &Origin) -> Result<TcpStream, HttpError> {
+        // Who a proxy reaches is its own business, unless it could be asked into its own network.
+        if *origin != self.home && !self.may_be_public(origin).await {
+            return Err(HttpError::NotPublic { host: origin.host.clone() });
+        }
+        let mut failed = io::Error::from(io::ErrorKind::NotFound);
+        for address in self.resolve(&proxy.origin).await?.iter().take(ADDRESSES_TRIED_MAX) {
+            match self.connect_to(address).await {
+                Ok(stream) if origin.secure => return self.tunnel(proxy, origin, stream).await,
+                Ok(stream) => return Ok(stream),
+                Err(error) => failed = error,
+            }
+        }
+        Err(HttpError::Connect { host: proxy.origin.host.clone(), source: failed })
+    }
+
+    /// Whether nothing speaks against a host's being on the internet; some networks can look up names
+    /// by their proxy only.
+    async fn may_be_public(&self, origin: &Origin) -> bool {
+        if let Ok(address) = origin.host.parse() {
+            return is_public(address);
+        }
+        let inner = [".local", ".localhost", ".internal", ".lan", ".home.arpa"];
+        let named =
+            origin.host.contains('.') && !inner.iter().any(|end| origin.host.ends_with(end));
+        let found = self.resolve(origin).await.unwrap_or_default();
+        named && found.iter().all(|address| is_public(address.ip()))
+    }
+
+    /// Asks a proxy to pass on whatever is said, and waits until it does.
+    async fn tunnel(
+        &self,
+        proxy: &Proxy,
+        origin: &Origin,
+        mut stream: TcpStream,
+    ) -> Result<TcpStream, HttpError> {
+        let host = || proxy.origin.host.clone();
+        let name = match origin.host.contains(':') {
+            true => format!("[{}]:{}", origin.host, origin.port),
+            false => format!("{}:{}", origin.host, origin.port),
+        };
+        let mut asked = format!("CONNECT {name} HTTP/1.1\r\nhost: {name}\r\n");
+        if let Some(authorization) = &proxy.authorization {
+            asked.push_str(&format!("proxy-authorization: {authorization}\r\n"));
+        }
+        asked.push_str("\r\n");
+        let talk = async {
+            stream.write_all(asked.as_bytes()).await?;
+            let mut answer = Vec::new();
+            // Byte by byte: what follows belongs to the host.
+            while !answer.ends_with(b"\r\n\r\n") && answer.len() < HEADER_BYTES_MAX {
+                answer.push(stream.read_u8().await?);
+            }
+            Ok::<_, io::Error>(answer)
+        };
+        let answer = timeout(self.patience.connect, talk)
+            .await
+            .map_err(|_| HttpError::Stalled { host: host(), limit: self.patience.connect })?
+            .map_err(|source| HttpError::Connect { host: host(), source })?;
+        let line = answer.split(|byte| *byte == b'\r').next().unwrap_or_default();
+        let line = String::from_utf8_lossy(line).into_owned();
+        let status = line.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5));
+        match status.and_then(|digits| digits.parse().ok()) {
+            Some(200..300) => Ok(stream),
+            status => Err(HttpError::Proxy { proxy: host(), host: origin.host.clone(), status }),
+        }
+    }
+
+    /// The addresses of a host.
+    async fn resolve(&self, origin: &Origin) -> Result<Vec<SocketAddr>, HttpError> {
+        let host = || origin.host.clone();
+        let looked_up = tokio::net::lookup_host((origin.host.as_str(), origin.port));
+        let found = timeout(self.patience.connect, looked_up)
+            .await
+            .map_err(|_| HttpError::Stalled { host: host(), limit: self.patience.connect })?
+            .map_err(|source| HttpError::Resolve { host: host(), source })?;
+        Ok(found.collect())
+    }
+
+    async fn connect_to(&self, address: &SocketAddr) -> io::Result<TcpStream> {
+        let connected = timeout(self.patience.connect, TcpStream::connect(address)).await;
+        let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
     /// Connects to the first address of a host that answers.
     async fn connect(&self, origin: &Origin) -> Result<TcpStream, HttpError> {
         let host = || origin.host.clone();
-        let looked_up = tokio::net::lookup_host((origin.host.as_str(), origin.port));
-        let found: Vec<SocketAddr> = timeout(self.patience.connect, looked_up)
-            .await
-            .map_err(|_| HttpError::Stalled { host: host(), limit: self.patience.connect })?
-            .map_err(|source| HttpError::Resolve { host: host(), source })?
-            .collect();
+        let found = self.resolve(origin).await?;
         // The addresses that are called are those that were judged, so that a name which changes
         // its meaning in between gains nothing.
         let allowed = |address: &SocketAddr| *origin == self.home || is_public(address.ip());
@@ -332,13 +469,9 @@ impl Client {
         }
         let mut failed = io::Error::from(io::ErrorKind::NotFound);
         for address in callable {
-            match timeout(self.patience.connect, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => {
-                    let _ = stream.set_nodelay(true);
-                    return Ok(stream);
-                }
-                Ok(Err(error)) => failed = error,
-                Err(_) => failed = io::ErrorKind::TimedOut.into(),
+            match self.connect_to(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => failed = error,
             }
         }
         Err(HttpError::Connect { host: host(), source: failed })

@@ -11,9 +11,11 @@ mod hub;
 mod partial;
 mod pick;
 mod progress;
+mod proxy;
 mod ranges;
 mod source;
 mod transfer;
+mod trust;
 
 #[cfg(test)]
 mod tests;
@@ -33,10 +35,11 @@ pub(crate) use pick::{label as quantisation_in, split as split_name};
 pub(crate) use source::{FileName, HubModel};
 
 use self::address::Address;
-use self::client::{Client, HttpError, Patience, Token};
+use self::client::{Client, HttpError, Patience, Token, Ways};
 use self::hub::HubError;
 use self::partial::PartialFile;
 use self::progress::Meter;
+use self::proxy::Proxies;
 use self::source::Source;
 use self::transfer::{FetchError, Fetcher, Knobs, Wanted};
 use crate::blocks::{DISK_RESERVE_BYTES_DEFAULT, Disk, ManifestCache};
@@ -51,6 +54,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
 /// Arguments of `motley pull`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "HF_TOKEN opens gated models, HF_ENDPOINT names another hub. \
+    HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE are heeded.\n\
     Interrupted, the same command goes on where it was.")]
 pub(crate) struct Arguments {
     /// A model of Hugging Face, hf:ORG/REPO or hf:ORG/REPO:QUANT, or the address of a GGUF file
@@ -66,13 +70,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIGEST")]
     sha256: Option<String>,
     /// Branch, tag or commit of the repository
-    #[arg(long, value_name = "NAME", default_value = "main")]
+    #[arg(long, value_name = "NAME", default_value = REVISION_DEFAULT)]
     revision: String,
     /// Connections at once
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = CONNECTIONS_DEFAULT, value_parser = clap::value_parser!(u8).range(1..=16))]
     connections: u8,
     /// Seconds without a byte after which a connection is given up
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = STALL_SECONDS_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=3600))]
     stall: u64,
     /// Disk space that stays free
     #[arg(long, value_name = "SIZE", default_value_t = DISK_RESERVE_BYTES_DEFAULT, value_parser = terminal::parse_bytes, hide_default_value = true)]
@@ -83,6 +87,29 @@ pub(crate) struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Revision, connections at once and seconds of patience where nobody chooses them.
+const REVISION_DEFAULT: &str = "main";
+const CONNECTIONS_DEFAULT: u8 = 4;
+const STALL_SECONDS_DEFAULT: u64 = 30;
+
+impl Arguments {
+    /// Those of `motley pull SOURCE`.
+    fn of(source: String) -> Self {
+        Self {
+            source,
+            to: None,
+            models: None,
+            sha256: None,
+            revision: REVISION_DEFAULT.to_owned(),
+            connections: CONNECTIONS_DEFAULT,
+            stall: STALL_SECONDS_DEFAULT,
+            reserve: DISK_RESERVE_BYTES_DEFAULT,
+            state: None,
+            json: false,
+        }
+    }
 }
 
 /// What is to be done, free of contradictions.
@@ -104,13 +131,37 @@ struct Order {
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let settings = Settings::new(arguments)?;
+    let pulled = fetch(arguments, &settings)?;
+    report(arguments, &settings, &pulled)
+}
+
+/// The file of a hub's model, of several the first: the one that is here, else it is fetched.
+pub(crate) fn of_hub(
+    model: &HubModel,
+    models: Option<PathBuf>,
+    offline: bool,
+) -> Result<PathBuf, Failure> {
+    let source = format!("hf:{}", model.to_string().trim_start_matches("hf:"));
+    match store::resolve(&source, store::folder(models.clone()).as_deref()) {
+        Err(missing) if missing.kind == Kind::NotFound && !offline => {}
+        found => return found,
+    }
+    let arguments = Arguments { models, ..Arguments::of(source) };
+    let settings = Settings::new(&arguments)?;
+    terminal::note(&format!("fetching {model} into {}\n", settings.folder.display()));
+    let pulled = fetch(&arguments, &settings)?;
+    pulled.paths.into_iter().next().ok_or_else(|| Failure::usage("the model has no file"))
+}
+
+fn fetch(arguments: &Arguments, settings: &Settings) -> Result<Pulled, Failure> {
+    let ways = ways()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the network")?;
     let patience =
         Patience { connect: CONNECT_PATIENCE, stall: Duration::from_secs(arguments.stall) };
-    let client = Client::new(settings.home.origin(), token(&settings.source), patience);
+    let client = Client::new(settings.home.origin(), token(&settings.source), patience, &ways);
     let fetcher = Fetcher {
         client,
         folder: settings.folder.clone(),
@@ -120,7 +171,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     };
     let pulled = runtime.block_on(async {
         tokio::select! {
-            pulled = pull(&fetcher, &settings) => pulled,
+            pulled = pull(&fetcher, settings) => pulled,
             _ = tokio::signal::ctrl_c() => {
                 fetcher.meter.say("interrupted; the same command goes on where it was");
                 Err(Failure::interrupted())
@@ -130,8 +181,17 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     fetcher.meter.clear();
     // A file that is being hashed is not waited for.
     runtime.shutdown_background();
-    let pulled = pulled?;
-    report(arguments, &settings, &pulled)
+    pulled
+}
+
+/// How the environment says that servers are reached.
+fn ways() -> Result<Ways, Failure> {
+    let authorities = trust::authorities().map_err(|error| Failure::new(Kind::Usage, error))?;
+    let variable = |name: &str| std::env::var(name).ok();
+    let proxies = Proxies::of_variables(variable).map_err(|error| {
+        Failure::new(Kind::Usage, error).hint("a proxy is given as http://HOST:PORT")
+    })?;
+    Ok(Ways { tls: Arc::new(trust::config(authorities)), proxies })
 }
 
 /// What there is now.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ranges::RangeSet;
 use super::source::FileName;
+use crate::whole_file::{self, Readers};
 
 /// Bytes of a note at most; one range takes some twenty.
 const NOTE_BYTES_MAX: u64 = 1 << 20;
@@ -152,11 +153,9 @@ impl PartialFile {
     pub(super) fn note(&mut self) -> Result<(), PartialError> {
         self.file.sync_data().map_err(|source| self.failed("write", source))?;
         let note = Note { remote: self.remote.clone(), present: self.present.ranges().to_vec() };
-        let fresh = self.note_path.with_extension("json.new");
         let written = serde_json::to_vec(&note)
             .map_err(io::Error::from)
-            .and_then(|bytes| fs::write(&fresh, bytes))
-            .and_then(|()| fs::rename(&fresh, &self.note_path));
+            .and_then(|bytes| whole_file::replace(&self.note_path, &bytes, Readers::Usual));
         written.map_err(|source| self.failed("keep a note beside", source))?;
         self.unnoted_bytes = 0;
         Ok(())
@@ -173,12 +172,8 @@ impl PartialFile {
     pub(super) fn finish(mut self, to: &Path) -> Result<(), PartialError> {
         self.file.sync_all().map_err(|source| self.failed("write", source))?;
         self.unnoted_bytes = 0;
-        fs::rename(&self.path, to).map_err(|source| self.failed("rename", source))?;
+        whole_file::rename(&self.path, to).map_err(|source| self.failed("rename", source))?;
         let _ = fs::remove_file(&self.note_path);
-        if let Some(folder) = to.parent() {
-            // Without it a power cut may undo the rename, which is only a pity.
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
         Ok(())
     }
 

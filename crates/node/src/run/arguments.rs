@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use motley_engine::{CacheElement, LayoutChoice, Residency};
 
+use crate::pull::HubModel;
 use crate::terminal;
 
 /// Arguments of `motley run`.
@@ -18,6 +19,12 @@ pub(crate) struct Arguments {
     /// The model, instead of the first word
     #[arg(short, long)]
     pub(super) model: Option<String>,
+    /// The model, of Hugging Face, fetched if it is not here: ORG/REPO[:QUANT] (-hf)
+    #[arg(long, value_name = "MODEL")]
+    pub(super) hf_repo: Option<HubModel>,
+    /// Fetch nothing
+    #[arg(long)]
+    pub(super) offline: bool,
     /// The prompt, instead of the words
     #[arg(short, long)]
     pub(super) prompt: Option<String>,

@@ -9,6 +9,7 @@ use motley_engine::{CacheElement, SamplingOptions, SamplingParameters, StopMatch
 use super::arguments::{Arguments, CacheType};
 use crate::failure::{Failure, Kind};
 use crate::loading::EngineWish;
+use crate::pull::{self, HubModel};
 use crate::session::AnswerOptions;
 use crate::store;
 use crate::terminal;
@@ -41,9 +42,13 @@ impl Settings {
         let engine = engine_wish(&arguments)?;
         let answer = answer_options(&arguments)?;
         let (model, prompt) = model_and_prompt(&arguments)?;
-        let folder = store::folder(arguments.models);
-        let path = store::resolve(&model, folder.as_deref())?;
         let ask = ask(prompt)?;
+        let path = match model {
+            Wanted::Named(name) => {
+                store::resolve(&name, store::folder(arguments.models).as_deref())?
+            }
+            Wanted::OfHub(model) => pull::of_hub(&model, arguments.models, arguments.offline)?,
+        };
         Ok(Self {
             path,
             ask,
@@ -64,9 +69,23 @@ pub(crate) fn random_seed() -> u64 {
     keyed >> 32
 }
 
-fn model_and_prompt(arguments: &Arguments) -> Result<(String, Option<String>), Failure> {
+/// Which model is wanted.
+enum Wanted {
+    /// A file, or a name in the folder of models.
+    Named(String),
+    OfHub(HubModel),
+}
+
+fn model_and_prompt(arguments: &Arguments) -> Result<(Wanted, Option<String>), Failure> {
     let mut words = arguments.words.iter();
-    let model = arguments.model.as_ref().or_else(|| words.next());
+    let model = match (&arguments.model, &arguments.hf_repo) {
+        (Some(_), Some(_)) => {
+            return Err(Failure::usage("the model is given twice, by --model and by -hf"));
+        }
+        (None, Some(model)) => Some(Wanted::OfHub(model.clone())),
+        (Some(model), None) => Some(Wanted::Named(model.clone())),
+        (None, None) => words.next().cloned().map(Wanted::Named),
+    };
     let Some(model) = model else {
         return Err(Failure::usage("no model is named")
             .hint("motley run MODEL.gguf \"Why is the sky blue?\""));
@@ -80,7 +99,7 @@ fn model_and_prompt(arguments: &Arguments) -> Result<(String, Option<String>), F
         (None, false) => Some(words.join(" ")),
         (None, true) => None,
     };
-    Ok((model.clone(), prompt))
+    Ok((model, prompt))
 }
 
 /// A terminal without a prompt is a chat; a pipe is the prompt, or follows it.

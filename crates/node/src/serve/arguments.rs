@@ -8,8 +8,10 @@ use clap::ValueEnum;
 use motley_ring::WireElement;
 
 use super::limits::LimitOptions;
+use super::usual::{Always, UsualArguments};
 use crate::cluster::Split;
 use crate::plan::Goal;
+use crate::pull::HubModel;
 use crate::run::{CacheType, LayoutName, WeightsPlace};
 use crate::terminal;
 use crate::transport::CLUSTER_PORT;
@@ -24,6 +26,12 @@ pub(crate) struct Arguments {
     /// The model, instead of the first word
     #[arg(short, long)]
     pub(super) model: Option<String>,
+    /// The model, of Hugging Face, fetched if it is not here: ORG/REPO[:QUANT] (-hf)
+    #[arg(long, value_name = "MODEL")]
+    pub(super) hf_repo: Option<HubModel>,
+    /// Fetch nothing
+    #[arg(long)]
+    pub(super) offline: bool,
     /// Folder of models
     #[arg(long, value_name = "DIR")]
     pub(super) models: Option<PathBuf>,
@@ -130,8 +138,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR")]
     pub(super) state: Option<PathBuf>,
     /// Print a line for every request
-    #[arg(long)]
+    #[arg(short, long)]
     pub(super) verbose: bool,
+    /// From 1 on the same as --verbose (-lv)
+    #[arg(long, value_name = "N", hide = true)]
+    pub(super) log_verbosity: Option<u8>,
+    #[command(flatten)]
+    pub(super) usual: UsualArguments,
+    #[command(flatten)]
+    pub(super) always: Always,
     #[command(flatten)]
     pub(super) limits: LimitOptions,
 }

@@ -13,11 +13,12 @@ use motley_gateway::{
 };
 use motley_ggml::{Token, Vocabulary};
 
-use super::calls::{AnswerReader, CallStyle};
+use super::calls::{self, AnswerReader, CallStyle};
 use super::forms::FormLimits;
 use super::listener::{
     MarkerTokens, PIECES_WAITING_MAX, SinkListener, TextOfTokens, count, token_id,
 };
+use super::thinking::{self, Thinking};
 use super::{card, embedding, forms};
 use crate::cluster::ClusterHead;
 use crate::driver::{CallerKey, Driver, Purpose, Request, SubmitError};
@@ -26,6 +27,9 @@ use crate::run::random_seed;
 
 /// When a client that was refused may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// Tokens of a prompt's end that may have opened reasoning: a tag in pieces, and white space.
+const END_TOKENS: usize = 8;
 
 /// Text that is tokenized on the thread that read the request; longer text gets its own.
 const TEXT_BYTES_AT_ONCE: usize = 16 * 1024;
@@ -76,8 +80,14 @@ impl EngineBackend {
         let prompts = PromptMaker::new(&directory.description, &vocabulary)?;
         let vocabulary = Arc::new(vocabulary);
         let logits = directory.hyper.vocabulary_size;
-        let call_style = CallStyle::of_template(prompts.template_source());
-        let call_markers = MarkerTokens::new(call_style.markers(), &vocabulary)?;
+        let probe = calls::probe();
+        let written = prompts.written_call(&probe);
+        let call_style = calls::style_of(&probe, written.as_deref(), prompts.template_source());
+        let mut markers = call_style.markers().to_vec();
+        if thinking::is_known(prompts.template_source()) {
+            markers.extend([thinking::OPENING, thinking::CLOSING]);
+        }
+        let call_markers = MarkerTokens::new(&markers, &vocabulary)?;
         Ok(Self {
             card: card::card(&model, &prompts, name, count(context_tokens))?,
             forms: forms::Compiler::new(Arc::clone(&vocabulary), logits, limits),
@@ -116,17 +126,23 @@ impl EngineBackend {
             .map_err(|error| unsupported(error.field(), error.to_string()))?;
         let stop = StopMatcher::new(&request.stop.texts)
             .map_err(|error| unsupported("stop", error.to_string()))?;
-        let constrainer = match forms::forced(&request, self.call_style)? {
+        let form = forms::forced(&request, self.call_style, &self.call_markers)?;
+        let whole = form.as_ref().is_some_and(forms::Grammar::is_whole);
+        let constrainer = match form {
             Some(grammar) => Some(self.forms.matcher(grammar).await?),
             None => None,
         };
         let (sink, stream) = TokenStream::channel(PIECES_WAITING_MAX);
         let prompt_tokens = count(prompt.len());
         let reader = AnswerReader::new(request.tools.as_ref(), self.call_style);
+        // A form that is the whole answer leaves no room for reasoning.
+        let thinking = (request.reasoning && self.card.abilities.reasoning && !whole)
+            .then(|| Thinking::after(&self.end_of(&prompt)));
         let text = TextOfTokens {
             vocabulary: Arc::clone(&self.vocabulary),
             markers: Arc::clone(&self.call_markers),
             stop,
+            thinking,
         };
         let mut listener = SinkListener::new(sink, text, reader, prompt_tokens);
         let mut purpose = Purpose::Answer;
@@ -148,6 +164,16 @@ impl EngineBackend {
         });
         submitted.map_err(|error| not_taken(&error, answer_tokens))?;
         Ok(stream)
+    }
+
+    /// The last words of a prompt, control tokens among them.
+    fn end_of(&self, prompt: &[Token]) -> String {
+        let mut bytes = Vec::new();
+        for token in &prompt[prompt.len().saturating_sub(END_TOKENS)..] {
+            // One that is not in the vocabulary says nothing.
+            let _ = self.vocabulary.append_bytes(*token, true, &mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     fn check_ready(&self) -> Result<(), Refusal> {

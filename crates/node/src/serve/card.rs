@@ -7,6 +7,7 @@ use motley_gateway::{Abilities, ModelCard};
 use motley_model::Gguf;
 use sha2::{Digest, Sha256};
 
+use super::thinking;
 use crate::prompt::PromptMaker;
 
 /// Hexadecimal digits of a fingerprint.
@@ -51,7 +52,7 @@ pub(super) fn card(
             chat: true,
             embeddings: true,
             tools: prompts.abilities().tools,
-            reasoning: false,
+            reasoning: thinking::is_known(prompts.template_source()),
         },
         system_fingerprint: format!("fp_{}_{fingerprint}", env!("CARGO_PKG_VERSION")),
         digest,

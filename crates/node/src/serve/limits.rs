@@ -36,7 +36,12 @@ impl ServeLimits {
             requests: QUEUE_REQUESTS as usize,
             requests_per_caller: QUEUE_REQUESTS_PER_KEY as usize,
         },
-        forms: FormLimits { compile: Duration::from_secs(2), kept: 64, kept_bytes: 128 << 20 },
+        forms: FormLimits {
+            compile: Duration::from_secs(2),
+            memory_bytes: 256 << 20,
+            kept: 64,
+            kept_bytes: 128 << 20,
+        },
     };
 }
 
@@ -113,6 +118,7 @@ static LIMITS: &[Limit] = &[
     limit!("limit-schema-pattern", "Bytes of a pattern", Bytes, 1..=64 << 10, Size gateway.schema.pattern_bytes),
     limit!("limit-schema-count", "Values of minItems and its like", Number, 1..=1_000_000, Many gateway.schema.count),
     limit!("limit-grammar-time", "Time to compile a grammar", Time, 1..=600 * SECOND, Time forms.compile),
+    limit!("limit-grammar-memory", "Memory of a grammar", Bytes, 4 * MIB..=64 * 1024 * MIB, Size forms.memory_bytes),
     limit!("limit-grammars-kept", "Compiled grammars that are kept", Number, 0..=65_536, Size forms.kept),
     limit!("limit-grammars-bytes", "Memory of all that are kept", Bytes, 0..=1 << 40, Size forms.kept_bytes),
     limit!("limit-first-token", "Time until the first token", Time, SECOND..=DAY, Time gateway.first_token),

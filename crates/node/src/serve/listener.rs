@@ -10,6 +10,8 @@ use motley_gateway::{
 use motley_ggml::{Token, Vocabulary, VocabularyError};
 
 use super::calls::{AnswerReader, Progress};
+use super::forms;
+use super::thinking::Thinking;
 use crate::driver::{self, AnswerError, Ended, Listener, Prefill, Verdict};
 
 /// Pieces of one answer that wait for its reader at most.
@@ -17,7 +19,7 @@ pub(super) const PIECES_WAITING_MAX: usize = 256;
 
 /// Control tokens that are text where calls are looked for.
 #[derive(Debug, Default)]
-pub(super) struct MarkerTokens(Vec<(Token, &'static str)>);
+pub(super) struct MarkerTokens(pub(super) Vec<(Token, &'static str)>);
 
 impl MarkerTokens {
     /// Those of `texts` that are control tokens of the vocabulary.
@@ -39,6 +41,21 @@ impl MarkerTokens {
         Ok(Self(found))
     }
 
+    /// A text as a literal of a grammar, in which control tokens stand for themselves.
+    pub(super) fn literal(&self, text: &str) -> String {
+        let next = self.0.iter().filter_map(|(token, marker)| {
+            let at = text.find(marker)?;
+            Some((at, at + marker.len(), *token))
+        });
+        match next.min() {
+            None if text.is_empty() => String::new(),
+            None => forms::quote(text),
+            Some((at, end, token)) => {
+                format!("{} <[{token}]> {}", self.literal(&text[..at]), self.literal(&text[end..]))
+            }
+        }
+    }
+
     fn text(&self, token: Token) -> Option<&'static str> {
         self.0.iter().find(|(marker, _)| *marker == token).map(|(_, text)| *text)
     }
@@ -49,6 +66,8 @@ pub(super) struct TextOfTokens {
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) markers: Arc<MarkerTokens>,
     pub(super) stop: StopMatcher,
+    /// Tells reasoning from the answer, where there may be some.
+    pub(super) thinking: Option<Thinking>,
 }
 
 /// Makes content of tokens and hands it to the gateway's stream.
@@ -125,11 +144,32 @@ impl SinkListener {
     /// for.
     fn push_text(&mut self, drawn: &Drawn, sampled: &Sampled) {
         self.whole.clear();
-        let looks = !matches!(self.reader, AnswerReader::Text) && !sampled.ends_answer;
+        let reads = !matches!(self.reader, AnswerReader::Text) || self.text.thinking.is_some();
+        let looks = reads && !sampled.ends_answer;
         match self.text.markers.text(sampled.token).filter(|_| looks) {
             Some(marker) => self.characters.push(marker.as_bytes(), &mut self.whole),
             None => self.characters.push(&drawn.bytes, &mut self.whole),
         }
+    }
+
+    /// Makes content of the text that is free; if no `more` comes, of what was held back, too.
+    fn read(&mut self, more: bool) -> Progress {
+        let Some(thinking) = &mut self.text.thinking else {
+            return self.reader.push(&self.free, &mut self.contents);
+        };
+        let was_inside = thinking.is_inside();
+        let (mut thought, mut answer) = (String::new(), String::new());
+        thinking.push(&self.free, &mut thought, &mut answer);
+        if !more {
+            thinking.finish(&mut thought, &mut answer);
+        }
+        if more && (was_inside || thinking.is_inside()) {
+            self.usage.reasoning_tokens += 1;
+        }
+        if !thought.is_empty() {
+            self.contents.push(Content::Reasoning(thought));
+        }
+        self.reader.push(&answer, &mut self.contents)
     }
 
     /// Sends what the reader found, the drawn tokens with its first piece.
@@ -152,7 +192,7 @@ impl Listener for SinkListener {
 
     fn has_room(&self) -> bool {
         // Once for the next token, once for the text that is held back until the end.
-        self.sink.room() >= 2 * self.reader.contents_max()
+        self.sink.room() >= 2 * (self.reader.contents_max() + 1)
     }
 
     fn scored(&mut self, probabilities: &TokenLogProbabilities) {
@@ -179,7 +219,7 @@ impl Listener for SinkListener {
         self.push_text(&drawn, sampled);
         self.free.clear();
         let verdict = self.text.stop.push(&self.whole, &mut self.free);
-        let progress = self.reader.push(&self.free, &mut self.contents);
+        let progress = self.read(true);
         self.send(vec![drawn]);
         match (verdict, progress) {
             (StopVerdict::Continue, Progress::GoOn) => Verdict::GoOn,
@@ -197,7 +237,7 @@ impl Listener for SinkListener {
         self.free.clear();
         self.text.stop.push(&self.whole, &mut self.free);
         self.text.stop.finish(&mut self.free);
-        self.reader.push(&self.free, &mut self.contents);
+        self.read(false);
         self.reader.finish(&mut self.contents);
         self.send(Vec::new());
         self.timings.decode = ended.time;

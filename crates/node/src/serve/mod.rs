@@ -15,6 +15,8 @@ mod limits;
 mod listener;
 mod log;
 mod settings;
+mod thinking;
+mod usual;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -185,6 +187,7 @@ fn config(settings: &Settings, address: SocketAddr) -> GatewayConfig {
     }
     GatewayConfig {
         limits: settings.limits.gateway,
+        usual: settings.usual,
         keys: settings.keys.clone(),
         host_names,
         allowed_origins: settings.allowed_origins.clone(),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use motley_cluster::Workload;
-use motley_gateway::{BindPolicy, BindRefused, KeyDigest, KeyRing, Scope};
+use motley_gateway::{BindPolicy, BindRefused, KeyDigest, KeyRing, Scope, UsualOptions};
 use motley_planner::Objective;
 use motley_ring::WireElement;
 
@@ -14,8 +14,11 @@ use super::arguments::Arguments;
 use super::limits::ServeLimits;
 use crate::cluster::{ProfileSource, Split};
 use crate::failure::{Failure, Kind};
+use crate::identity::StateFolder;
+use crate::key;
 use crate::loading::EngineWish;
 use crate::plan;
+use crate::pull;
 use crate::store;
 
 /// Bytes of a file of keys at most.
@@ -39,6 +42,8 @@ pub(super) struct Settings {
     /// The folder of keys and lists that was named.
     pub(super) state: Option<PathBuf>,
     pub(super) verbose: bool,
+    /// What holds where a request is silent.
+    pub(super) usual: UsualOptions,
     pub(super) limits: ServeLimits,
 }
 
@@ -65,15 +70,6 @@ impl Settings {
     /// When they contradict each other, name nothing that exists, or would open the models to
     /// everyone.
     pub(super) fn new(arguments: Arguments) -> Result<Self, Failure> {
-        let model = match (&arguments.model, &arguments.word) {
-            (Some(_), Some(_)) => {
-                return Err(Failure::usage("the model is given twice, by --model and by a word"));
-            }
-            (Some(model), None) | (None, Some(model)) => model.clone(),
-            (None, None) => {
-                return Err(Failure::usage("no model is named").hint("motley serve MODEL.gguf"));
-            }
-        };
         let keys = keys(&arguments)?;
         let address = SocketAddr::new(arguments.host, arguments.port);
         let policy = BindPolicy {
@@ -89,9 +85,8 @@ impl Settings {
         )?;
         let cluster = cluster_wish(&arguments)?;
         let limits = arguments.limits.checked().map_err(Failure::usage)?;
-        let folder = store::folder(arguments.models);
         Ok(Self {
-            path: store::resolve(&model, folder.as_deref())?,
+            path: model_path(&arguments)?,
             alias: arguments.alias,
             address,
             keys,
@@ -108,10 +103,29 @@ impl Settings {
             },
             cluster,
             state: arguments.state,
-            verbose: arguments.verbose,
+            verbose: arguments.verbose || arguments.log_verbosity.is_some_and(|level| level > 0),
+            usual: arguments.usual.options(),
             limits,
         })
     }
+}
+
+/// The model's file, fetched if it is to be.
+fn model_path(arguments: &Arguments) -> Result<PathBuf, Failure> {
+    let word = match (&arguments.model, &arguments.word, &arguments.hf_repo) {
+        (None, None, Some(model)) => {
+            return pull::of_hub(model, arguments.models.clone(), arguments.offline);
+        }
+        (None, None, None) => {
+            return Err(Failure::usage("no model is named").hint("motley serve MODEL.gguf"));
+        }
+        (Some(model), None, None) | (None, Some(model), None) => model,
+        _ => {
+            let error = "the model is given more than once, by --model, -hf or a word";
+            return Err(Failure::usage(error));
+        }
+    };
+    store::resolve(word, store::folder(arguments.models.clone()).as_deref())
 }
 
 /// Other devices can join only where the user says so: by default nothing listens for them.
@@ -145,12 +159,15 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
 fn bind_refused(refused: BindRefused) -> Failure {
     let failure = Failure::new(Kind::Refused, refused);
     match refused {
-        BindRefused::NoKey { .. } => failure.hint("--api-key KEY sets one"),
+        BindRefused::NoKey { .. } => {
+            failure.hint("motley key new NAME makes one; --api-key KEY sets one")
+        }
         BindRefused::PublicUnconfirmed { .. } => failure.hint("--public confirms it"),
     }
 }
 
-/// The keys of options and file; each may ask models and see what others do.
+/// The keys of options and file, which may ask models and see what others do, and those that
+/// `motley key` made.
 fn keys(arguments: &Arguments) -> Result<KeyRing, Failure> {
     let mut ring = KeyRing::new();
     let from_file = arguments.api_key_file.as_deref().map(keys_in).transpose()?;
@@ -161,6 +178,10 @@ fn keys(arguments: &Arguments) -> Result<KeyRing, Failure> {
             )));
         }
         ring.add(KeyDigest::of(key), Scope::Admin);
+    }
+    // Without a home folder nobody can have made one.
+    if let Ok(state) = StateFolder::locate(arguments.state.clone()) {
+        key::kept(&state)?.into_iter().for_each(|(digest, scope)| ring.add(digest, scope));
     }
     Ok(ring)
 }

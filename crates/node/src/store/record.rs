@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::whole_file::{self, Readers};
+
 /// Bytes of a record at most.
 const RECORD_BYTES_MAX: u64 = 256 << 10;
 
@@ -36,10 +38,7 @@ impl Record {
     /// # Errors
     /// When the disk does not take it.
     pub(crate) fn write(&self, folder: &Path, name: &str) -> io::Result<()> {
-        let path = path(folder, name);
-        let fresh = path.with_extension("new");
-        fs::write(&fresh, serde_json::to_vec(self)?)?;
-        fs::rename(fresh, path)
+        whole_file::replace(&path(folder, name), &serde_json::to_vec(self)?, Readers::Usual)
     }
 }
 

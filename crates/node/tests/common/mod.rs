@@ -29,6 +29,9 @@ pub(crate) fn motley() -> Command {
     for folder in ["XDG_DATA_HOME", "XDG_CONFIG_HOME", "HF_HOME", "OLLAMA_MODELS"] {
         command.env(folder, "/nowhere");
     }
+    for name in ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
+    }
     for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_CACHE"] {
         command.env_remove(name);
     }

@@ -1,6 +1,7 @@
 //! Downloads from a server that misbehaves (T-11).
 
 mod server;
+mod tls;
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -16,9 +17,11 @@ use sha2::{Digest as _, Sha256};
 
 use self::server::{Asked, Server, body, drip, head, range, range_head, stall, status};
 use super::address::Address;
-use super::client::{Client, Patience, Token};
+use super::client::{Client, Patience, Token, Ways};
 use super::progress::Meter;
+use super::proxy::Proxies;
 use super::transfer::{FetchError, Fetcher, Knobs, Wanted};
+use super::trust;
 use crate::blocks::Disk;
 
 const ETAG: &str = "\"one\"";
@@ -48,6 +51,7 @@ struct Rig {
     sha256: Option<String>,
     disk: Disk,
     failures_max: u32,
+    ways: Ways,
 }
 
 impl Rig {
@@ -61,16 +65,21 @@ impl Rig {
             sha256: None,
             disk: Disk::with(0, |_| Ok(u64::MAX)),
             failures_max: 3,
+            ways: direct(),
         }
     }
 
     /// Fetches the file and gives it its name.
     fn fetch(&self) -> Result<Vec<u8>, FetchError> {
-        let address = Address::parse(&self.server.url("/m.gguf")).unwrap();
+        self.fetch_from(&self.server.url("/m.gguf"))
+    }
+
+    fn fetch_from(&self, url: &str) -> Result<Vec<u8>, FetchError> {
+        let address = Address::parse(url).unwrap();
         let patience =
             Patience { connect: Duration::from_secs(5), stall: Duration::from_millis(300) };
         let fetcher = Fetcher {
-            client: Client::new(address.origin(), Token::new("hf_secret"), patience),
+            client: Client::new(address.origin(), Token::new("hf_secret"), patience, &self.ways),
             folder: self.folder.path().to_owned(),
             disk: self.disk.clone(),
             knobs: Knobs {
@@ -100,11 +109,21 @@ impl Rig {
     }
 
     fn check_failed(&self, expected: &Expect) {
-        let error = anyhow::Error::new(self.fetch().expect_err("it is refused"));
+        self.check_failed_from(&self.server.url("/m.gguf"), expected);
+    }
+
+    fn check_failed_from(&self, url: &str, expected: &Expect) {
+        let error = anyhow::Error::new(self.fetch_from(url).expect_err("it is refused"));
         let mut causes: Vec<String> = error.chain().map(ToString::to_string).collect();
         causes.dedup();
         expected.assert_eq(&causes.join(": "));
     }
+}
+
+/// Without proxies, believing nobody.
+fn direct() -> Ways {
+    let tls = Arc::new(trust::config(rustls::RootCertStore::empty()));
+    Ways { tls, proxies: Proxies::default() }
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -455,14 +474,14 @@ fn only_the_one_whom_the_user_named_gets_the_token() {
     let other = Server::start(|asked, stream| range(asked, stream, &file(), ETAG));
     let home = Address::parse("http://127.0.0.1:9/").unwrap();
     let patience = Patience { connect: Duration::from_secs(5), stall: Duration::from_secs(5) };
-    let client = Client::new(home.origin(), Token::new("hf_secret"), patience);
+    let client = Client::new(home.origin(), Token::new("hf_secret"), patience, &direct());
     let address = Address::parse(&other.url("/m.gguf")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     assert!(runtime.block_on(client.get(&address, &super::client::Ask::default())).is_err());
     assert_eq!(other.asked().len(), 0);
     // Neither does one whose home is not secured and not this machine.
     let home = Address::parse("http://hub.example/").unwrap();
-    assert!(!Client::new(home.origin(), Token::new("hf_secret"), patience).has_token());
+    assert!(!Client::new(home.origin(), Token::new("hf_secret"), patience, &direct()).has_token());
 }
 
 #[test]

@@ -10,15 +10,48 @@ mod style;
 #[cfg(test)]
 mod tests;
 
-use motley_gateway::{Content, ToolChoice, ToolUse};
+use motley_gateway::{Content, ToolCall, ToolChoice, ToolUse};
 
 pub(super) use style::CallStyle;
 
 use forced::ForcedCalls;
-use scanner::CallScanner;
+use scanner::{CallScanner, KnownTool};
 
 /// Calls of one answer that are recognised; what comes after is text.
 const CALLS_MAX: u32 = 16;
+
+/// A call by which templates show how they write calls.
+pub(super) fn probe() -> ToolCall {
+    ToolCall {
+        id: "motley123".to_owned(),
+        name: "motley_probe".to_owned(),
+        arguments: r#"{"probe_key": "probe value"}"#.to_owned(),
+    }
+}
+
+/// The style of a model whose template writes a call of `probe` as `written`, and has the text
+/// `source`. The style is the one in which the call is read back.
+pub(super) fn style_of(probe: &ToolCall, written: Option<&str>, source: Option<&str>) -> CallStyle {
+    let reads = |style: &CallStyle| written.is_some_and(|text| reads_back(*style, probe, text));
+    let known = CallStyle::ALL.into_iter().find(reads);
+    known.unwrap_or_else(|| CallStyle::of_template(source))
+}
+
+fn reads_back(style: CallStyle, probe: &ToolCall, text: &str) -> bool {
+    // The styles differ in nothing else.
+    if style == CallStyle::Parameters && !text.contains("\"parameters\"") {
+        return false;
+    }
+    let tool = KnownTool { name: probe.name.clone(), strict: false };
+    let mut scanner = CallScanner::new(style, vec![tool], true);
+    let mut contents = Vec::new();
+    scanner.push(text, &mut contents);
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
+    contents.iter().any(|content| match content {
+        Content::CallArguments { text, .. } => json(text) == json(&probe.arguments),
+        _ => false,
+    })
+}
 
 /// Makes content of an answer's text.
 #[derive(Debug)]
@@ -46,8 +79,11 @@ impl AnswerReader {
         if tools.choice != ToolChoice::Auto {
             return Self::Forced(ForcedCalls::new(style));
         }
-        let names = tools.tools.iter().map(|tool| tool.name.clone()).collect();
-        Self::Free(CallScanner::new(style, names, tools.parallel))
+        let known = tools.tools.iter().map(|tool| {
+            let name = tool.name.clone();
+            KnownTool { name, strict: tool.strict }
+        });
+        Self::Free(CallScanner::new(style, known.collect(), tools.parallel))
     }
 
     /// Pieces of content that one piece of text can give at most.

@@ -15,11 +15,20 @@ const HELD_BYTES_MAX: usize = 64 * 1024;
 /// Bytes between an opening and its JSON at most: a name and an id.
 const HEADER_BYTES_MAX: usize = 256;
 
+/// A tool that may be called.
+#[derive(Clone, Debug)]
+pub(super) struct KnownTool {
+    pub(super) name: String,
+    /// Its arguments were forced, which begins behind its name: a call that is written in another
+    /// order is none.
+    pub(super) strict: bool,
+}
+
 /// Finds calls in an answer that comes in pieces.
 #[derive(Debug)]
 pub(in crate::serve) struct CallScanner {
     style: CallStyle,
-    names: Vec<String>,
+    tools: Vec<KnownTool>,
     parallel: bool,
     state: State,
     /// Text that may belong to a call.
@@ -56,9 +65,9 @@ struct Written<'a> {
 }
 
 impl CallScanner {
-    pub(super) fn new(style: CallStyle, names: Vec<String>, parallel: bool) -> Self {
+    pub(super) fn new(style: CallStyle, tools: Vec<KnownTool>, parallel: bool) -> Self {
         let state = if style.may_begin_bare() { State::Bare } else { State::Text(0) };
-        Self { style, names, parallel, state, held: String::new(), calls: 0 }
+        Self { style, tools, parallel, state, held: String::new(), calls: 0 }
     }
 
     /// Calls found.
@@ -176,8 +185,8 @@ impl CallScanner {
         self.held.push(character);
         let start = self.held.len() - character.len_utf8();
         let header = &self.held[opening..start];
-        let named = self.style == CallStyle::Listed;
-        let list = named && character == '[' && header.trim().is_empty();
+        let named = self.style.has_names_outside();
+        let list = self.style.has_lists() && character == '[' && header.trim().is_empty();
         if character == '{' || list {
             self.begin_json(opening, start, character);
         } else if !(named || character.is_whitespace()) || header.len() > HEADER_BYTES_MAX {
@@ -214,9 +223,9 @@ impl CallScanner {
             return Progress::Complete;
         }
         self.state = match self.style {
-            CallStyle::Tagged => State::Closing(0),
             CallStyle::Listed => State::Behind,
             CallStyle::Parameters | CallStyle::Bare => State::Bare,
+            _ => State::Closing(0),
         };
         Progress::GoOn
     }
@@ -225,22 +234,32 @@ impl CallScanner {
     fn read(&self, opening: usize, start: usize) -> Option<Vec<(String, String)>> {
         let json = &self.held[start..];
         let header = self.held[opening..start].trim();
-        let found = if !header.is_empty() {
-            // A name, perhaps with an id, before the arguments.
-            let name = header.split('[').next().unwrap_or_default().trim().to_owned();
+        if !header.is_empty() || !self.style.has_objects() {
+            // The JSON is the arguments.
             let arguments: &RawValue = serde_json::from_str(json).ok()?;
-            vec![(name, arguments.get().to_owned())]
-        } else if json.starts_with('[') {
-            let list: Vec<Written<'_>> = serde_json::from_str(json).ok()?;
-            list.into_iter().map(|call| (call.name, call.arguments.get().to_owned())).collect()
-        } else {
-            let call: Written<'_> = serde_json::from_str(json).ok()?;
-            vec![(call.name, call.arguments.get().to_owned())]
+            let tool = self.tool(self.style.name_in(header)?)?;
+            return Some(vec![(tool.name.clone(), arguments.get().to_owned())]);
+        }
+        let calls: Vec<&RawValue> = match json.starts_with('[') {
+            true => serde_json::from_str(json).ok()?,
+            false => vec![serde_json::from_str(json).ok()?],
         };
-        let known = |(name, arguments): &(String, String)| {
-            self.names.contains(name) && arguments.starts_with('{')
-        };
-        (!found.is_empty() && found.iter().all(known)).then_some(found)
+        let calls = calls.into_iter().map(|call| self.read_object(call.get()));
+        calls.collect::<Option<Vec<_>>>().filter(|calls| !calls.is_empty())
+    }
+
+    /// A call that is one object.
+    fn read_object(&self, text: &str) -> Option<(String, String)> {
+        let call: Written<'_> = serde_json::from_str(text).ok()?;
+        let inside = text.strip_prefix('{')?.trim_start();
+        let tool = self.tool(&call.name)?;
+        let in_order = !tool.strict || inside.starts_with("\"name\"");
+        let arguments = call.arguments.get();
+        (in_order && arguments.starts_with('{')).then(|| (call.name, arguments.to_owned()))
+    }
+
+    fn tool(&self, name: &str) -> Option<&KnownTool> {
+        self.tools.iter().find(|tool| tool.name == name)
     }
 
     /// Behind a call: white space and its closing are no text.
@@ -254,7 +273,11 @@ impl CallScanner {
                 self.held.clear();
                 self.state = State::Behind;
             }
-        } else if matched > 0 || !character.is_whitespace() {
+        } else if matched == 0 && character == '{' && self.style == CallStyle::TaggedList {
+            // The next call between the same tags.
+            self.held.push(character);
+            self.begin_json(0, 0, character);
+        } else if matched > 0 || !self.style.is_nothing_behind(character) {
             self.release(None, contents);
             self.state = State::Text(0);
             self.take_text(0, character, contents);

@@ -1,10 +1,19 @@
 //! Calls in text, however the text is cut.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests say what they skip, and read data beside the checkout"
+)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use expect_test::{Expect, expect};
 use motley_gateway::{ToolDefinition, ToolUse};
 use proptest::prelude::*;
 
 use super::*;
+use crate::prompt::PromptMaker;
 
 fn tools(choice: ToolChoice, parallel: bool) -> ToolUse {
     let tool = |name: &str| ToolDefinition {
@@ -136,6 +145,52 @@ fn listed_calls_are_found() {
 }
 
 #[test]
+fn calls_with_names_outside_their_json_are_found() {
+    let two = expect![[r#"
+        text "Well."
+        call 0 sun {"at": "}"}
+        call 1 rain {}"#]];
+    let check = |style, answer: &str| {
+        let found = read(style, &tools(ToolChoice::Auto, true), [answer]);
+        two.assert_eq(&found.join("\n"));
+    };
+    check(
+        CallStyle::Functions,
+        "Well.<function=sun>{\"at\": \"}\"}</function>\n<function=rain>{}</function>",
+    );
+    check(
+        CallStyle::Separated,
+        "Well.<｜tool▁call▁begin｜>function<｜tool▁sep｜>sun\n```json\n{\"at\": \"}\"}\n```<｜tool▁call▁end｜>\n\
+         <｜tool▁call▁begin｜>rain<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    );
+    check(
+        CallStyle::Numbered,
+        "Well.<|tool_call_begin|>functions.sun:0<|tool_call_argument_begin|>{\"at\": \"}\"}<|tool_call_end|>\
+         <|tool_call_begin|>functions.rain:1<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    );
+    check(
+        CallStyle::TaggedList,
+        r#"Well.<tool_calls>{"name": "sun", "arguments": {"at": "}"}}
+        {"name": "rain", "arguments": {}}</tool_calls>"#,
+    );
+    check(
+        CallStyle::CapitalList,
+        r#"Well.<TOOLCALL>[{"name": "sun", "arguments": {"at": "}"}},
+        {"name": "rain", "arguments": {}}]</TOOLCALL>"#,
+    );
+}
+
+/// What is forced begins behind the name, so that arguments before it would be whatever they are.
+#[test]
+fn a_strict_call_has_its_name_first() {
+    let mut tools = tools(ToolChoice::Auto, true);
+    let answer = r#"{"arguments": {"at": 1}, "name": "sun"}"#;
+    assert_eq!(read(CallStyle::Bare, &tools, [answer]), [r#"call 0 sun {"at": 1}"#]);
+    tools.tools[0].strict = true;
+    assert_eq!(read(CallStyle::Bare, &tools, [answer]), [format!("text {answer:?}")]);
+}
+
+#[test]
 fn one_call_is_enough_where_only_one_is_allowed() {
     let answer = r#"<tool_call>{"name": "sun", "arguments": {}}</tool_call>
 <tool_call>{"name": "rain", "arguments": {}}</tool_call>"#;
@@ -179,8 +234,39 @@ fn templates_tell_the_style() {
     }
 }
 
-const STYLES: [CallStyle; 4] =
-    [CallStyle::Tagged, CallStyle::Listed, CallStyle::Parameters, CallStyle::Bare];
+/// The style in which each template's calls are read back. Those that are `Bare` without writing
+/// calls so have forms of their own that are not read.
+#[test]
+fn templates_show_their_style() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let shared = std::env::var_os("MOTLEY_SHARED").map_or(here, Into::into);
+    let Ok(files) = std::fs::read_dir(shared.join("data/chat_templates/templates")) else {
+        println!("skipped: the templates are not beside the checkout");
+        return;
+    };
+    let probe = probe();
+    let mut styles: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in files {
+        let path = file.unwrap().path();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let prompts = PromptMaker::of_template(&source);
+        let written = prompts.written_call(&probe);
+        let style = style_of(&probe, written.as_deref(), Some(&source));
+        let by = if written.is_some_and(|text| reads_back(style, &probe, &text)) {
+            "read"
+        } else {
+            "guessed"
+        };
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        styles.entry(format!("{style:?} {by}")).or_default().push(name);
+    }
+    let mut lines = String::new();
+    for (style, mut names) in styles {
+        names.sort();
+        lines.push_str(&format!("{style}: {}\n", names.join(" ")));
+    }
+    expect![[""]].assert_eq(&lines);
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
@@ -189,10 +275,13 @@ proptest! {
     /// lost.
     #[test]
     fn cuts_make_no_difference(
-        style in 0..STYLES.len(),
+        style in 0..CallStyle::ALL.len(),
         parts in prop::collection::vec(prop::sample::select(vec![
             "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "sun", "[ARGS]", " ",
-            "\n", "é", ";", "{", "}", "[", "]", "\"", "\\", "<tool", "<",
+            "\n", "é", ";", "{", "}", "[", "]", "\"", "\\", "<tool", "<", "<tool_calls>",
+            "</tool_calls>", "<TOOLCALL>", "<function=", ">", "</function>", "functions.", ":0",
+            "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>", "<|tool_call_end|>",
             r#"{"name": "sun", "arguments": {"a": "b"}}"#,
             r#"{"name": "rain", "parameters": {}}"#,
         ]), 0..12),
@@ -200,11 +289,11 @@ proptest! {
     ) {
         let text = parts.concat();
         let tools = tools(ToolChoice::Auto, true);
-        let whole = read(STYLES[style], &tools, [text.as_str()]);
+        let whole = read(CallStyle::ALL[style], &tools, [text.as_str()]);
         let characters: Vec<char> = text.chars().collect();
         let pieces: Vec<String> =
             characters.chunks(cut).map(|piece| piece.iter().collect()).collect();
-        let mut reader = AnswerReader::new(Some(&tools), STYLES[style]);
+        let mut reader = AnswerReader::new(Some(&tools), CallStyle::ALL[style]);
         let mut contents = Vec::new();
         for piece in &pieces {
             reader.push(piece, &mut contents);

@@ -16,8 +16,8 @@ use motley_gateway::{Failure, Refusal};
 use motley_ggml::{Token, Vocabulary};
 use tokio::sync::{Semaphore, oneshot};
 
-use super::grammar::Grammar;
-use super::matcher::{FormMatcher, Opening, problem};
+use super::grammar::{Grammar, Scope};
+use super::matcher::{FormMatcher, Opening, Trigger, problem};
 use crate::driver::Constrainer;
 
 /// What compiling grammars may take.
@@ -25,6 +25,8 @@ use crate::driver::Constrainer;
 pub(in crate::serve) struct FormLimits {
     /// How long one may take, waiting for a worker included.
     pub(in crate::serve) compile: Duration,
+    /// Bytes that one may take, in an answer that it forces too.
+    pub(in crate::serve) memory_bytes: usize,
     /// Grammars that are kept.
     pub(in crate::serve) kept: usize,
     /// Bytes of all that are kept.
@@ -44,18 +46,23 @@ const TOKEN_BYTES_MAX: usize = 512;
 /// Tokens of a made-up answer by which a grammar shows that it stays within the limits.
 const REHEARSED_TOKENS: usize = 32;
 
-/// What llguidance may spend. A row has a few items for each of the gateway's 1,024 schemas. One state of the lexer takes up to 2 kB, so that all of them stay
-/// below 256 MiB with the rest; a mask takes at most some 10 ms.
-const LIMITS: ParserLimits = ParserLimits {
-    max_items_in_row: 10_000,
-    initial_lexer_fuel: 1_000_000,
-    step_lexer_fuel: 100_000,
-    step_max_items: 100_000,
-    max_lexer_states: 100_000,
-    max_grammar_size: 200_000,
-    precompute_large_lexemes: true,
-    verbose_errors: false,
-};
+/// Memory of one state of the lexer at most, and of its share of all else.
+const STATE_BYTES: usize = 2_684;
+
+/// What llguidance may spend. A row has a few items for each of the gateway's 1,024 schemas; a mask
+/// takes at most some 10 ms.
+fn parser_limits(memory_bytes: usize) -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 10_000,
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 100_000,
+        step_max_items: 100_000,
+        max_lexer_states: memory_bytes / STATE_BYTES,
+        max_grammar_size: 200_000,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
 
 /// Makes matchers for one model's vocabulary.
 pub(in crate::serve) struct Compiler {
@@ -68,6 +75,7 @@ pub(in crate::serve) struct Compiler {
 struct Shared {
     vocabulary: Arc<Vocabulary>,
     logits: usize,
+    memory_bytes: usize,
     /// Made for the first form, because a large vocabulary takes a while.
     factory: OnceLock<Result<ParserFactory, String>>,
     kept: Mutex<Kept>,
@@ -94,7 +102,8 @@ impl Compiler {
         limits: FormLimits,
     ) -> Self {
         let kept = Mutex::new(Kept::new(limits));
-        let shared = Shared { vocabulary, logits, factory: OnceLock::new(), kept };
+        let memory_bytes = limits.memory_bytes;
+        let shared = Shared { vocabulary, logits, memory_bytes, factory: OnceLock::new(), kept };
         Self {
             shared: Arc::new(shared),
             workers: Arc::new(Semaphore::new(WORKERS)),
@@ -111,12 +120,12 @@ impl Compiler {
         grammar: Grammar,
     ) -> Result<Box<dyn Constrainer>, Refusal> {
         let kept = self.shared.kept().find(grammar.text());
-        let opening = grammar.opening().map(|text| self.shared.opening(text));
+        let trigger = self.shared.trigger(grammar.scope());
         let matcher = match kept {
             Some(matcher) => matcher,
             None => self.compile(grammar).await?,
         };
-        Ok(Box::new(FormMatcher::new(matcher, self.shared.logits, opening)))
+        Ok(Box::new(FormMatcher::new(matcher, self.shared.logits, trigger)))
     }
 
     async fn compile(&self, grammar: Grammar) -> Result<Arc<Matcher>, Refusal> {
@@ -160,17 +169,24 @@ impl Shared {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An opening, which may be a control token of the vocabulary.
-    fn opening(&self, text: &'static str) -> Opening {
-        let token = match self.vocabulary.tokenize(text, false, true).as_deref() {
+    /// Where forms of a grammar begin. Openings may be control tokens of the vocabulary.
+    fn trigger(&self, scope: &Scope) -> Trigger {
+        let token = |text: &str| match self.vocabulary.tokenize(text, false, true).as_deref() {
             Ok([token]) => Some(*token),
             _ => None,
         };
-        Opening { text, token }
+        match scope {
+            Scope::Whole => Trigger::Start,
+            Scope::Behind(text) => Trigger::Opening(Opening { text, token: token(text) }),
+            Scope::Beginning { names, again } => {
+                let again = again.as_deref().and_then(token);
+                Trigger::Names { names: names.as_slice().into(), again }
+            }
+        }
     }
 
     fn factory(&self) -> Result<&ParserFactory, Refusal> {
-        let made = || factory(&token_bytes(&self.vocabulary, self.logits)?);
+        let made = || factory(&token_bytes(&self.vocabulary, self.logits)?, self.memory_bytes);
         self.factory.get_or_init(made).as_ref().map_err(|problem| Refusal::Unsupported {
             param: "response_format".to_owned(),
             feature: format!("forced form of an answer: {problem}"),
@@ -257,7 +273,7 @@ pub(super) fn token_bytes(vocabulary: &Vocabulary, logits: usize) -> Result<Toke
 }
 
 /// What compiles grammars for a vocabulary.
-pub(super) fn factory(tokens: &TokenBytes) -> Result<ParserFactory, String> {
+pub(super) fn factory(tokens: &TokenBytes, memory_bytes: usize) -> Result<ParserFactory, String> {
     let Some(end) = tokens.ends.first() else {
         return Err("the model has no token that ends an answer".to_owned());
     };
@@ -271,7 +287,7 @@ pub(super) fn factory(tokens: &TokenBytes) -> Result<ParserFactory, String> {
     let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
         .map_err(|error| problem(&error))?;
     factory.quiet();
-    *factory.limits_mut() = LIMITS;
+    *factory.limits_mut() = parser_limits(memory_bytes);
     Ok(factory)
 }
 

@@ -1,12 +1,11 @@
 //! What is to be forced, in the language of llguidance.
 
-use std::fmt::Write as _;
-
 use motley_gateway::{Refusal, ToolChoice, ToolDefinition, ToolUse};
 use serde_json::Value as Json;
 
 use super::schema;
 use crate::serve::calls::CallStyle;
+use crate::serve::listener::MarkerTokens;
 
 /// Calls that a forced answer may make in a row.
 const CALLS_IN_A_ROW_MAX: usize = 8;
@@ -18,9 +17,28 @@ pub(in crate::serve) struct Grammar {
     /// Where the schemas have an `oneOf`, whose parts are only seen to overlap when they are
     /// compiled.
     one_of: Option<String>,
-    /// The text that the form follows, as often as it occurs; otherwise it is the whole answer.
-    opening: Option<&'static str>,
+    scope: Scope,
 }
+
+/// Which part of an answer a form is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::serve) enum Scope {
+    /// All of it.
+    Whole,
+    /// What follows this text, as often as it occurs.
+    Behind(&'static str),
+    /// The beginning, and what follows a form, where it is an object that begins with one of these
+    /// names. `again` is a text behind which an answer as good as begins.
+    Beginning { names: Vec<String>, again: Option<&'static str> },
+}
+
+/// White space where models are free to put it, and what else may stand in an object of a call.
+const PARTS_OF_CALLS: &str = concat!(
+    "SPACE: /[ \\t\\r\\n]{1,4}/\n",
+    "ID: /\"[A-Za-z0-9_-]{1,32}\"/\n",
+    "key: \"\\\"arguments\\\"\" | \"\\\"parameters\\\"\"\n",
+    "id: SPACE? \",\" SPACE? \"\\\"id\\\"\" SPACE? \":\" SPACE? ID\n",
+);
 
 impl Grammar {
     /// Any JSON object.
@@ -39,7 +57,7 @@ impl Grammar {
     }
 
     fn of_json(schema: &Json, one_of: Option<String>) -> Self {
-        Self { text: format!("start: %json {schema}\n"), one_of, opening: None }
+        Self { text: format!("start: %json {schema}\n"), one_of, scope: Scope::Whole }
     }
 
     /// Calls of tools, written as the model's template writes them.
@@ -52,65 +70,123 @@ impl Grammar {
             None => String::new(),
             Some(between) => format!(" ({} call){{0,{}}}", quote(between), CALLS_IN_A_ROW_MAX - 1),
         };
-        let mut grammar =
-            Self { text: format!("start: call{repeat}\n"), one_of: None, opening: None };
-        grammar.add_calls(tools, style, |_| true)?;
+        let text = format!("start: call{repeat}\n");
+        let mut grammar = Self { text, one_of: None, scope: Scope::Whole };
+        let mut names = Vec::new();
+        for (index, tool) in tools.tools.iter().enumerate() {
+            if !is_eligible(tool, &tools.choice) {
+                continue;
+            }
+            let arguments = grammar.arguments(index, tool, true)?;
+            let (before, after) = style.around_arguments(&tool.name);
+            grammar.add(&format!(
+                "call{index}: {} %json {arguments} {}",
+                quote(&before),
+                quote(after)
+            ));
+            names.push(format!("call{index}"));
+        }
+        grammar.add(&format!("call: {}", names.join(" | ")));
         Ok(grammar)
     }
 
-    /// Calls in free text whose arguments are to be exact for tools that ask for it. Only for styles
-    /// with an opening that does not occur otherwise; elsewhere nothing is forced.
+    /// Calls in free text, whose arguments are to be exact for tools that ask for it. `markers` are
+    /// the control tokens that the model writes calls with.
     ///
     /// # Errors
     /// When the schema of a strict tool's arguments uses what cannot be forced.
     pub(super) fn of_strict_calls(
         tools: &ToolUse,
         style: CallStyle,
+        markers: &MarkerTokens,
     ) -> Result<Option<Self>, Refusal> {
-        let opening = style.opening().filter(|_| style == CallStyle::Tagged);
-        let strict = tools.tools.iter().any(|tool| tool.strict);
-        let Some(opening) = opening.filter(|_| strict) else { return Ok(None) };
-        let mut grammar =
-            Self { text: "start: call\n".to_owned(), one_of: None, opening: Some(opening) };
-        grammar.add_calls(tools, style, |tool| tool.strict)?;
+        if !tools.tools.iter().any(|tool| tool.strict) {
+            return Ok(None);
+        }
+        let scope = match style.opening() {
+            Some(opening) if !style.may_begin_bare() => Scope::Behind(opening),
+            again => {
+                let names = tools.tools.iter().map(|tool| tool.name.clone()).collect();
+                Scope::Beginning { names, again }
+            }
+        };
+        let text = PARTS_OF_CALLS.to_owned();
+        let mut grammar = Self { text, one_of: None, scope };
+        let (mut objects, mut named) = (Vec::new(), Vec::new());
+        for (index, tool) in tools.tools.iter().enumerate() {
+            let arguments = grammar.arguments(index, tool, tool.strict)?;
+            grammar.add(&format!("arguments{index}: SPACE? %json {arguments}"));
+            let name = quote(&quote(&tool.name));
+            objects.push(format!("{name} SPACE? \",\" SPACE? key SPACE? \":\" arguments{index}"));
+            if style.has_names_outside() {
+                named.extend(style.named_parts(&tool.name).into_iter().map(|(before, after)| {
+                    let (before, after) = (markers.literal(&before), markers.literal(after));
+                    format!("{before} arguments{index} {after}")
+                }));
+            }
+        }
+        grammar.add_calls(style, &objects, &named);
         Ok(Some(grammar))
     }
 
-    /// Adds a rule for every tool that may be called. Arguments of tools that are not `exact` are
-    /// any object.
-    fn add_calls(
-        &mut self,
-        tools: &ToolUse,
-        style: CallStyle,
-        exact: impl Fn(&ToolDefinition) -> bool,
-    ) -> Result<(), Refusal> {
-        let mut names = Vec::new();
-        for (index, tool) in tools.tools.iter().enumerate() {
-            if !is_eligible(tool, &tools.choice) {
-                continue;
+    /// The rules of calls in free text: names and arguments within an object, and outside of one.
+    fn add_calls(&mut self, style: CallStyle, objects: &[String], named: &[String]) {
+        let mut ways = named.to_vec();
+        let closing = match style.closing() {
+            "" => String::new(),
+            closing => format!(" SPACE? {}", quote(closing)),
+        };
+        if style.has_objects() {
+            let id = if style.has_lists() { " id?" } else { "" };
+            let objects = objects.join(" | ");
+            self.add(&format!(
+                "object: \"{{\" SPACE? \"\\\"name\\\"\" SPACE? \":\" SPACE? ({objects}){id} SPACE? \"}}\""
+            ));
+            let more = CALLS_IN_A_ROW_MAX - 1;
+            if style.has_lists() {
+                self.add(&format!(
+                    "list: \"[\" SPACE? object (SPACE? \",\" SPACE? object){{0,{more}}} SPACE? \"]\""
+                ));
+                ways.push(format!("SPACE? list{closing}"));
             }
-            let arguments = if exact(tool) {
-                let pointer = format!("/{index}/function/parameters");
-                let arguments = schema::read_arguments(&tool.parameters, &pointer)?;
-                self.one_of = self.one_of.take().or_else(|| find_one_of(&arguments, &pointer));
-                arguments
-            } else {
-                schema::any_object()
-            };
-            let (before, after) = style.around_arguments(&tool.name);
-            let before = before.strip_prefix(self.opening.unwrap_or_default()).unwrap_or(&before);
-            let (before, after) = (quote(before), quote(after));
-            // Writing to a string does not fail.
-            let _ = writeln!(self.text, "call{index}: {before} %json {arguments} {after}");
-            names.push(format!("call{index}"));
+            if style == CallStyle::TaggedList {
+                ways.push(format!("SPACE? object (SPACE? object){{0,{more}}}{closing}"));
+            } else if !style.has_lists() {
+                ways.push(format!("SPACE? object{closing}"));
+            }
         }
-        let _ = writeln!(self.text, "call: {}", names.join(" | "));
-        Ok(())
+        self.add(&format!("start: {}", ways.join(" | ")));
     }
 
-    /// The text that the form follows, if it is not the whole answer.
-    pub(super) fn opening(&self) -> Option<&'static str> {
-        self.opening
+    /// The schema of a tool's arguments; any object if they need not be `exact`.
+    fn arguments(
+        &mut self,
+        index: usize,
+        tool: &ToolDefinition,
+        exact: bool,
+    ) -> Result<Json, Refusal> {
+        if !exact {
+            return Ok(schema::any_object());
+        }
+        let pointer = format!("/{index}/function/parameters");
+        let arguments = schema::read_arguments(&tool.parameters, &pointer)?;
+        self.one_of = self.one_of.take().or_else(|| find_one_of(&arguments, &pointer));
+        Ok(arguments)
+    }
+
+    fn add(&mut self, rule: &str) {
+        self.text.push_str(rule);
+        self.text.push('\n');
+    }
+
+    /// Whether it is all of an answer.
+    pub(in crate::serve) fn is_whole(&self) -> bool {
+        self.scope == Scope::Whole
+    }
+
+    /// Which part of an answer it forces.
+    pub(super) fn scope(&self) -> &Scope {
+        &self.scope
     }
 
     /// The text.
@@ -136,7 +212,7 @@ fn is_eligible(tool: &ToolDefinition, choice: &ToolChoice) -> bool {
 }
 
 /// A text as a literal; JSON's escapes are Lark's.
-fn quote(text: &str) -> String {
+pub(in crate::serve) fn quote(text: &str) -> String {
     Json::from(text).to_string()
 }
 

@@ -14,17 +14,19 @@ mod tests;
 use motley_gateway::{Constraint, GenerationRequest, Refusal, ToolChoice};
 
 pub(super) use compiler::{Compiler, FormLimits};
-pub(super) use grammar::Grammar;
+pub(super) use grammar::{Grammar, quote};
 
 use super::calls::CallStyle;
+use super::listener::MarkerTokens;
 
-/// What `request` forces, if anything.
+/// What `request` forces, if anything. `markers` are the control tokens that calls are written with.
 ///
 /// # Errors
 /// When a schema uses what cannot be forced, or another field contradicts a forced form.
 pub(super) fn forced(
     request: &GenerationRequest,
     style: CallStyle,
+    markers: &MarkerTokens,
 ) -> Result<Option<Grammar>, Refusal> {
     let tools = request.tools.as_ref();
     let grammar = match (tools, &request.constraint) {
@@ -32,7 +34,7 @@ pub(super) fn forced(
         (_, Constraint::JsonObject) => Grammar::of_any_object(),
         (_, Constraint::JsonSchema { schema, .. }) => Grammar::of_schema(schema)?,
         // Text stays free, so that nothing below concerns it.
-        (Some(tools), Constraint::Free) => return Grammar::of_strict_calls(tools, style),
+        (Some(tools), Constraint::Free) => return Grammar::of_strict_calls(tools, style, markers),
         (None, Constraint::Free) => return Ok(None),
     };
     let endless =

@@ -15,7 +15,8 @@ use motley_gateway::{ToolDefinition, ToolUse};
 use serde_json::Value as Json;
 
 use super::compiler::{self, Kept, KeptGrammar, TokenBytes};
-use super::matcher::{FormMatcher, Opening};
+use super::grammar::Scope;
+use super::matcher::{FormMatcher, Opening, Trigger};
 use super::*;
 use crate::driver::Constrainer as _;
 
@@ -30,7 +31,8 @@ fn made_factory() -> ParserFactory {
     let mut bytes: Vec<Vec<u8>> = (0..=254).map(|byte| vec![byte]).collect();
     bytes.resize(END as usize + 1, Vec::new());
     bytes.extend(LONGER.iter().map(|text| text.as_bytes().to_vec()));
-    compiler::factory(&TokenBytes { bytes, ends: vec![END] }).unwrap()
+    bytes.resize(bytes.len() + CONTROLS.len(), Vec::new());
+    compiler::factory(&TokenBytes { bytes, ends: vec![END] }, 256 << 20).unwrap()
 }
 
 /// How much of `text` a form lets through, byte by byte, and whether the answer may end then.
@@ -234,45 +236,151 @@ fn calls_are_written_as_the_model_writes_them() {
     .assert_eq(&refusal.to_string());
 }
 
-/// Takes a text byte by byte; where it stops being allowed, if it does.
+/// Two strict tools and one that is not, in free text.
+fn strict_tools() -> ToolUse {
+    let strict =
+        |name: &str, parameters: &str| ToolDefinition { strict: true, ..tool(name, parameters) };
+    let once = r#"{"properties": {"at": {"const": 1}}, "required": ["at"]}"#;
+    ToolUse {
+        tools: vec![strict("sun", once), tool("rain", r#"{"not": {}}"#)],
+        choice: ToolChoice::Auto,
+        parallel: true,
+    }
+}
+
+/// The control tokens of the made vocabulary, which stand behind all others.
+const CONTROLS: &[&str] = &["[ARGS]", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"];
+
+fn controls() -> MarkerTokens {
+    let first = END as i32 + 1 + LONGER.len() as i32;
+    MarkerTokens((first..).zip(CONTROLS.iter().copied()).collect())
+}
+
+/// A form of strict calls, as it begins in the made vocabulary.
+fn strict_form(style: CallStyle) -> FormMatcher {
+    let grammar = Grammar::of_strict_calls(&strict_tools(), style, &controls()).unwrap().unwrap();
+    let matcher = std::sync::Arc::new(compile(&made_factory(), &grammar).unwrap());
+    let trigger = match grammar.scope().clone() {
+        Scope::Whole => Trigger::Start,
+        Scope::Behind(text) => Trigger::Opening(Opening { text, token: None }),
+        Scope::Beginning { names, .. } => Trigger::Names { names: names.into(), again: Some(0) },
+    };
+    FormMatcher::new(matcher, END as usize + 1 + LONGER.len() + CONTROLS.len(), trigger)
+}
+
+/// Takes a text byte by byte, control tokens whole; where it stops being allowed, if it does.
 fn take(form: &mut FormMatcher, text: &str) -> Option<usize> {
-    for (at, byte) in text.bytes().enumerate() {
+    let controls = controls();
+    let mut at = 0;
+    while at < text.len() {
+        let control = controls.0.iter().find(|(_, control)| text[at..].starts_with(control));
+        let (token, length) = match control {
+            Some((token, control)) => (*token, control.len()),
+            None => (i32::from(text.as_bytes()[at]), 1),
+        };
         let allowed = form.allowed().unwrap();
-        if allowed.is_some_and(|mask| !mask.is_allowed(i32::from(byte))) {
+        if allowed.is_some_and(|mask| !mask.is_allowed(token)) {
             return Some(at);
         }
-        form.accept(i32::from(byte)).unwrap();
+        form.accept(token).unwrap();
+        at += length;
     }
     None
 }
 
+/// In every style free text is free, arguments of strict tools are exact, and those of others are
+/// any object.
 #[test]
 fn strict_calls_in_free_text_are_exact() {
-    let factory = made_factory();
-    let strict =
-        |name: &str, parameters: &str| ToolDefinition { strict: true, ..tool(name, parameters) };
-    let once = r#"{"properties": {"at": {"const": 1}}, "required": ["at"]}"#;
-    let tools = ToolUse {
-        tools: vec![strict("sun", once), tool("rain", r#"{"not": {}}"#)],
-        choice: ToolChoice::Auto,
-        parallel: true,
+    let check = |style, sun: &str, rain: &str, between: &str| {
+        let answer = [sun, between, rain].concat();
+        assert_eq!(take(&mut strict_form(style), &answer), None, "{style:?} {answer}");
+        let wrong = answer.replace(": 1", ": 2");
+        assert_eq!(take(&mut strict_form(style), &wrong), wrong.find('2'), "{style:?} {wrong}");
     };
-    assert_eq!(Grammar::of_strict_calls(&tools, CallStyle::Bare).unwrap(), None);
-    let grammar = Grammar::of_strict_calls(&tools, CallStyle::Tagged).unwrap().unwrap();
-    let matcher = std::sync::Arc::new(compile(&factory, &grammar).unwrap());
-    // The token of the whole opening, and one with a byte behind it.
-    let tokens = END as usize + 1 + LONGER.len();
+    let sun = r#"{"name": "sun", "arguments": {"at": 1}}"#;
+    let rain = "{\"name\":\"rain\",\n\"parameters\": {\"any\": 2}}";
+    let around = |before: &str, call: &str, after: &str| [before, call, after].concat();
+    let tagged = |call| around("<tool_call>\n", call, "\n</tool_call>");
+    check(CallStyle::Tagged, &["Look, <tool! ", &tagged(sun)].concat(), &tagged(rain), "and <<");
+    let list =
+        |call: &str| format!("[TOOL_CALLS][{call}, {}]", r#"{"name": "rain", "arguments": {}}"#);
+    check(CallStyle::Listed, &list(sun), &list(rain), " and ");
+    check(CallStyle::Listed, "[TOOL_CALLS]sun[ARGS]{\"at\": 1}", "[TOOL_CALLS]rain[ARGS]{}", "");
+    let tagged = |call| around("<tool_calls>", call, "</tool_calls>");
+    check(
+        CallStyle::TaggedList,
+        &tagged(&[sun, "\n", rain].concat()),
+        &tagged("[]").replace("[]", &format!("[{rain}]")),
+        "",
+    );
+    let tagged = |call: &str| format!("<TOOLCALL>[{call}]</TOOLCALL>");
+    check(CallStyle::CapitalList, &tagged(sun), &tagged(rain), "\n");
+    check(
+        CallStyle::Functions,
+        "Well. <function=sun>{\"at\": 1}</function>",
+        "<function=rain>{}</function>",
+        "",
+    );
+    check(
+        CallStyle::Separated,
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>sun\n```json\n{\"at\": 1}\n```<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>rain<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "\n",
+    );
+    check(
+        CallStyle::Numbered,
+        "<|tool_call_begin|>functions.sun:0<|tool_call_argument_begin|>{\"at\": 1}<|tool_call_end|>",
+        "<|tool_call_begin|>functions.rain:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        "",
+    );
+    check(CallStyle::Parameters, &sun.replace("arguments", "parameters"), rain, "; ");
+    check(CallStyle::Bare, sun, rain, "\n");
+    check(CallStyle::Bare, &["\n ", sun].concat(), rain, "\n");
+}
+
+#[test]
+fn what_begins_like_a_call_and_is_none_stays_free() {
+    for text in [
+        r#"{"name": "Ada", "age": 36}"#,
+        r#"{"name": "sunny", "arguments": 3}"#,
+        r#"Call {"name": "sun", "arguments": 3}"#,
+        r#"{"names": ["sun"], "at": 2}"#,
+        r#"{"name": "sun"}"#,
+    ] {
+        let mut form = strict_form(CallStyle::Bare);
+        assert_eq!(take(&mut form, text), text.find("sun\"}").map(|at| at + 4), "{text}");
+    }
+    // A name that ends within a token, behind which no call can go on.
+    let mut form = strict_form(CallStyle::Bare);
+    assert_eq!(take(&mut form, r#"{"name": "sun"#), None);
+    form.accept(END as i32 + 2).unwrap();
+    assert_eq!(take(&mut form, "2 and more"), None);
+    // One behind which it does.
+    let mut form = strict_form(CallStyle::Bare);
+    assert_eq!(take(&mut form, r#"{"name": "sun"#), None);
+    form.accept(END as i32 + 3).unwrap();
+    assert_eq!(take(&mut form, r#" "arguments": {"at": 2"#), Some(21));
+    // Behind reasoning an answer begins.
+    let thought = r#"<think>{"name": "sun"?</think> {"name": "sun", "x"#;
+    let mut form = strict_form(CallStyle::Bare);
+    assert_eq!(take(&mut form, thought), thought.find('x'));
+    // A token begins the answer again.
+    let mut form = strict_form(CallStyle::Bare);
+    assert_eq!(take(&mut form, "Well. "), None);
+    form.accept(0).unwrap();
+    assert_eq!(take(&mut form, r#"{"name": "sun", "x"#), Some(17));
+}
+
+#[test]
+fn an_opening_is_a_token_or_bytes() {
+    let tools = strict_tools();
+    let grammar =
+        Grammar::of_strict_calls(&tools, CallStyle::Tagged, &controls()).unwrap().unwrap();
+    let matcher = std::sync::Arc::new(compile(&made_factory(), &grammar).unwrap());
     let opening = Opening { text: "<tool_call>", token: Some(END as i32 + 5) };
-    let form = || FormMatcher::new(std::sync::Arc::clone(&matcher), tokens, Some(opening));
-
-    let sun = "<tool_call>\n{\"name\": \"sun\", \"arguments\": {\"at\": 1}}\n</tool_call>";
-    let rain = "<tool_call>\n{\"name\": \"rain\", \"arguments\": {\"any\": 2}}\n</tool_call>";
-    let answer = ["Look, <tool! ", sun, "and <<", rain, " done"].concat();
-    assert_eq!(take(&mut form(), &answer), None);
-    let wrong = sun.replace('1', "2");
-    assert_eq!(take(&mut form(), &wrong), wrong.find('2'));
-
-    let mut form = form();
+    let tokens = END as usize + 1 + LONGER.len() + CONTROLS.len();
+    let mut form = FormMatcher::new(matcher, tokens, Trigger::Opening(opening));
     form.accept(END as i32 + 5).unwrap();
     assert_eq!(take(&mut form, "\n{\"name\": \"moon"), Some(11));
 }
@@ -366,7 +474,7 @@ fn time_of_masks() {
         let logits = model.directory().hyper.vocabulary_size;
         let began = Instant::now();
         let tokens = compiler::token_bytes(&vocabulary, logits).unwrap();
-        let factory = compiler::factory(&tokens).unwrap();
+        let factory = compiler::factory(&tokens, 256 << 20).unwrap();
         println!("{:?}: {logits} tokens, tree in {:?}", file.file_name(), began.elapsed());
         let schema = r#"{"type": "object", "properties": {
             "name": {"type": "string", "maxLength": 40},
