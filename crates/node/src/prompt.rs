@@ -58,8 +58,8 @@ impl PromptMaker {
             template,
             source: Some(source.to_owned()),
             control_tokens: ControlTokens::new([""; 0]),
-            begin_text: None,
-            end_text: None,
+            begin_text: Some("<s>".to_owned()),
+            end_text: Some("</s>".to_owned()),
         }
     }
 
@@ -91,9 +91,24 @@ impl PromptMaker {
         self.render(&conversation)?.tokens(vocabulary)
     }
 
-    /// An assistant's turn that is nothing but `call`, as the template writes it; nothing where it
-    /// refuses or drops it.
-    pub(crate) fn written_call(&self, call: &ToolCall) -> Option<String> {
+    /// An assistant's turn that is nothing but `call`, in the ways in which the template writes it:
+    /// with arguments as an object or as text, and with ids of several kinds, of which templates
+    /// refuse some.
+    pub(crate) fn written_calls(&self, call: &ToolCall) -> Vec<String> {
+        let numbered = ToolCall { id: format!("functions.{}:0", call.name), ..call.clone() };
+        let object_arguments = self.abilities.object_arguments;
+        let mut written = Vec::new();
+        for object_arguments in [object_arguments, !object_arguments] {
+            let abilities = TemplateAbilities { object_arguments, ..self.abilities };
+            for call in [call, &numbered] {
+                written.extend(self.written_call(call, abilities));
+            }
+        }
+        written
+    }
+
+    /// Nothing where the template refuses or drops the call.
+    fn written_call(&self, call: &ToolCall, abilities: TemplateAbilities) -> Option<String> {
         let question = ChatMessage {
             role: motley_gateway::Role::User,
             content: "question".to_owned(),
@@ -117,7 +132,7 @@ impl PromptMaker {
                 add_generation_prompt,
                 variables: BTreeMap::default(),
             };
-            let mut conversation = Conversation::from_prompt(&prompt, self.abilities);
+            let mut conversation = Conversation::from_prompt(&prompt, abilities);
             if !add_generation_prompt {
                 // The turn is to be closed, not gone on with.
                 conversation.ending = Ending::Closed;

@@ -81,8 +81,8 @@ impl EngineBackend {
         let vocabulary = Arc::new(vocabulary);
         let logits = directory.hyper.vocabulary_size;
         let probe = calls::probe();
-        let written = prompts.written_call(&probe);
-        let call_style = calls::style_of(&probe, written.as_deref(), prompts.template_source());
+        let written = prompts.written_calls(&probe);
+        let call_style = calls::style_of(&probe, &written, prompts.template_source());
         let mut markers = call_style.markers().to_vec();
         if thinking::is_known(prompts.template_source()) {
             markers.extend([thinking::OPENING, thinking::CLOSING]);

@@ -31,8 +31,8 @@ pub(super) fn probe() -> ToolCall {
 
 /// The style of a model whose template writes a call of `probe` as `written`, and has the text
 /// `source`. The style is the one in which the call is read back.
-pub(super) fn style_of(probe: &ToolCall, written: Option<&str>, source: Option<&str>) -> CallStyle {
-    let reads = |style: &CallStyle| written.is_some_and(|text| reads_back(*style, probe, text));
+pub(super) fn style_of(probe: &ToolCall, written: &[String], source: Option<&str>) -> CallStyle {
+    let reads = |style: &CallStyle| written.iter().any(|text| reads_back(*style, probe, text));
     let known = CallStyle::ALL.into_iter().find(reads);
     known.unwrap_or_else(|| CallStyle::of_template(source))
 }

@@ -273,7 +273,10 @@ fn take(form: &mut FormMatcher, text: &str) -> Option<usize> {
     let controls = controls();
     let mut at = 0;
     while at < text.len() {
-        let control = controls.0.iter().find(|(_, control)| text[at..].starts_with(control));
+        let control = controls
+            .0
+            .iter()
+            .find(|(_, control)| text.as_bytes()[at..].starts_with(control.as_bytes()));
         let (token, length) = match control {
             Some((token, control)) => (*token, control.len()),
             None => (i32::from(text.as_bytes()[at]), 1),
