@@ -163,7 +163,7 @@ def measure_gaps(url, wanted):
 def measure_tenants(url, key, other):
     first, second = Client(url, key), Client(url, other)
     times = {"own prompt, again": [], "another key's prompt": [], "nobody's prompt": []}
-    for round in range(12):
+    for round in range(6):
         words = " ".join(str(round * 1000 + n) for n in range(110))
         fresh = " ".join(str(round * 1000 + 500 + n) for n in range(110))
         first.stream(words, 2)
