@@ -55,6 +55,10 @@ impl CallStyle {
             Self::Tagged
         } else if has(SEPARATOR) {
             Self::Separated
+        } else if has("<TOOLCALL>") {
+            Self::CapitalList
+        } else if has("<|tool_call_begin|>") {
+            Self::Numbered
         } else if has("<|python_tag|>") || has("\"parameters\": ") {
             Self::Parameters
         } else {
