@@ -171,3 +171,26 @@ fn absurd_profiles_are_refused_by_field() {
         "cannot read cluster from JSON: field `devices[0]`: gpus[0].usable_bytes: 90000000000 is above 12884901888, the value of total_bytes at line 62 column 4",
     );
 }
+
+/// Figures that cannot be, one per kind of check; each refusal names the field.
+#[test]
+fn figures_that_cannot_be_are_refused_by_field() {
+    let json = to_json(&builtin_cluster("e2llm-4").expect("built in")).expect("writable");
+    let cases: [(&str, serde_json::Value, &str); 9] = [
+        ("/devices/1/memory/ram_available_bytes", 1_u64.wrapping_shl(60).into(), "ram_available"),
+        ("/devices/1/disk/sequential_bytes_per_s", (-1.0).into(), "sequential_bytes_per_s"),
+        ("/devices/1/disk/random_bytes_per_s", 1e11.into(), "random_bytes_per_s"),
+        ("/devices/1/cpu/read_bytes_per_s", 1e20.into(), "read_bytes_per_s"),
+        ("/devices/1/cpu/flops_per_s", serde_json::json!({}), "flops_per_s"),
+        ("/devices/1/cores", 0.into(), "cores"),
+        ("/devices/1/threads", "many".into(), "threads"),
+        ("/devices/1/name", "Dev.1".into(), "name"),
+        ("/devices", serde_json::json!([]), "devices"),
+    ];
+    for (place, value, field) in cases {
+        let mut document: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        *document.pointer_mut(place).expect(place) = value;
+        let error = from_json::<Cluster>(&document.to_string()).expect_err(place).to_string();
+        assert!(error.contains(field), "{place}: {error}");
+    }
+}

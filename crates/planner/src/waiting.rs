@@ -1,8 +1,12 @@
 //! How long requests wait: E2LLM's congestion formula and queues that know slots (PLANNER 4.5, 6.1).
 
+mod level;
+
 use motley_cluster::{Seconds, TokensPerSecond, Workload};
 
 use crate::problem::{Objective, WaitingModel};
+
+pub(super) use level::{Level, Price};
 
 /// E2LLM's congestion formula.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,6 +88,9 @@ pub(super) struct Sums {
 }
 
 impl Sums {
+    /// Of no replica.
+    pub(super) const NONE: Self = Self { prefill: 0.0, decode: 0.0, slots: 0.0 };
+
     /// A replica of one slot that serves one request after another, each for its time to first token
     /// and then its tokens, so that both phases share its time (PLANNER 4.7).
     ///

@@ -6,6 +6,7 @@
 //! never makes the sum larger. A device may be allowed to stay out, so one run covers all subsets.
 
 use super::instance::{NEVER, TIE, Ticks};
+use super::labels::{self, Task};
 use super::options::{Split, SplitTable};
 
 /// A device that takes part or may take part.
@@ -139,7 +140,9 @@ impl<'a, 'b> Search<'a, 'b> {
             // No token is below the least sum, so one that equals it needs no second look.
             if found.as_ref().is_some_and(|found| found.token > sums.total()) {
                 let bound = found.as_ref().map_or(bound, |found| found.token.min(bound));
-                found = super::labels::allocate(self.seats, self.layers, *limit, bound).or(found);
+                let (layers, rest) = (self.layers, &sums.rest[..]);
+                let task = Task { layers, limit: *limit, bound, rest };
+                found = labels::allocate(self.seats, &task).or(found);
             }
             best = found.filter(|found| found.token < bound).or(best);
         }

@@ -46,8 +46,7 @@ pub(super) type Point = Offer<Option<Rc<Chosen>>>;
 
 impl Point {
     /// The plan with no replica.
-    pub(super) const NOTHING: Self =
-        Self { sums: Sums { prefill: 0.0, decode: 0.0, slots: 0.0 }, rest: [0.0; 3], origin: None };
+    pub(super) const NOTHING: Self = Self { sums: Sums::NONE, rest: [0.0; 3], origin: None };
 
     /// With one replica more.
     pub(super) fn with(&self, choices: &Rc<Choices>, index: usize) -> Self {

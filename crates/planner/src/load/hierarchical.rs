@@ -47,7 +47,7 @@ pub(super) fn plan(
         return Err(shortage::explain(&whole));
     }
     let mut found = outcome(&whole, &placed, Method::Hierarchical, Quality::Heuristic)?;
-    let bound = Bounds::new(&whole, &whole.counts()).objective();
+    let bound = Bounds::new(&whole, &whole.counts()).objective(found.objective_value);
     found.quality = distance(whole.goal, found.objective_value, bound);
     Ok(found)
 }

@@ -8,6 +8,7 @@
 
 mod baselines;
 mod bounds;
+mod exact;
 mod front;
 mod genetic;
 mod grouping;
@@ -136,7 +137,7 @@ fn exact(setting: &Setting<'_>) -> Result<PlanOutcome, PlanError> {
         let reason = "too many different devices for an exact search";
         return Err(PlanError::NotApplicable { method: METHOD, reason });
     }
-    let searched = pareto::search(setting, &counts, wanted(setting));
+    let searched = exact::search(setting, &counts, wanted(setting));
     let quality = if searched.complete { Quality::Optimal } else { Quality::Heuristic };
     let bound = searched.best.as_ref().map(|(key, _)| setting.goal.value(key));
     let mut whole = finish(setting, searched.best, METHOD, quality);

@@ -12,7 +12,7 @@ use crate::waiting::{Key, Sums};
 pub(super) const PAIRS_MAX: f64 = 6e6;
 
 /// Offers that wait to be compared; fewer comparisons of small lists beat one of a large list.
-const PENDING_MAX: usize = 2048;
+pub(super) const PENDING_MAX: usize = 2048;
 
 /// The same for the default method: about twelve different devices, or more of fewer types.
 pub(super) const PAIRS_DEFAULT: f64 = 6e5;
@@ -39,18 +39,11 @@ pub(super) struct Searched {
 ///
 /// `counts` says how many devices of each type there are to use.
 pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) -> Searched {
-    let strides: Vec<usize> = counts
-        .iter()
-        .scan(1, |stride, count| {
-            let own = *stride;
-            *stride *= count + 1;
-            Some(own)
-        })
-        .collect();
-    let states: usize = counts.iter().map(|count| count + 1).product();
+    let sets = Sets::new(counts);
+    let states = sets.states();
     let mut table = Table {
         setting,
-        strides,
+        sets,
         fronts: vec![Vec::new(); states],
         options: vec![Rc::default(); states],
         bounds: Bounds::new(setting, counts),
@@ -58,7 +51,7 @@ pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) ->
     table.fronts[0] = vec![Point::NOTHING];
     let mut complete = true;
     for state in 1..states {
-        let set = table.set(state, counts);
+        let set = table.sets.set(state);
         if setting.exhausted() {
             complete = false;
             break;
@@ -75,9 +68,73 @@ pub(super) fn search(setting: &Setting<'_>, counts: &[usize], wanted: Wanted) ->
     Searched { best: best(setting, &front), front, complete }
 }
 
+/// Sets of devices as numbers: how many there are of each type, in mixed radix.
+pub(super) struct Sets {
+    counts: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+impl Sets {
+    pub(super) fn new(counts: &[usize]) -> Self {
+        let next = |stride: &mut usize, count: &usize| {
+            let own = *stride;
+            *stride *= count + 1;
+            Some(own)
+        };
+        Self { counts: counts.to_vec(), strides: counts.iter().scan(1, next).collect() }
+    }
+
+    /// Sets, the empty one included; the last has all devices.
+    pub(super) fn states(&self) -> usize {
+        self.counts.iter().map(|count| count + 1).product()
+    }
+
+    /// The number of one device of a type.
+    pub(super) fn stride(&self, kind: TypeId) -> usize {
+        self.strides[kind]
+    }
+
+    /// How many devices of each type a set has.
+    pub(super) fn set(&self, state: usize) -> Vec<usize> {
+        let digit = |(stride, count): (&usize, &usize)| state / stride % (count + 1);
+        self.strides.iter().zip(&self.counts).map(digit).collect()
+    }
+
+    /// Every subset that holds the set's first device, the set itself last.
+    pub(super) fn each_block(&self, set: &[usize], mut visit: impl FnMut(usize)) {
+        let Some(first) = set.iter().position(|count| *count > 0) else { return };
+        let mut block = vec![0; set.len()];
+        block[first] = 1;
+        let mut code = self.strides[first];
+        let kinds: Vec<usize> = (first..set.len()).filter(|kind| set[*kind] > 0).collect();
+        loop {
+            visit(code);
+            let more = kinds.iter().find(|kind| {
+                if block[**kind] < set[**kind] {
+                    block[**kind] += 1;
+                    code += self.strides[**kind];
+                    return true;
+                }
+                let least = usize::from(**kind == first);
+                code -= (block[**kind] - least) * self.strides[**kind];
+                block[**kind] = least;
+                false
+            });
+            if more.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// A set as types with repetition.
+pub(super) fn group(set: &[usize]) -> Vec<TypeId> {
+    set.iter().enumerate().flat_map(|(kind, count)| vec![kind; *count]).collect()
+}
+
 struct Table<'s, 'a> {
     setting: &'s Setting<'a>,
-    strides: Vec<usize>,
+    sets: Sets,
     fronts: Vec<Vec<Point>>,
     options: Vec<Rc<Choices>>,
     bounds: Bounds<'s, 'a>,
@@ -85,53 +142,40 @@ struct Table<'s, 'a> {
 
 /// A plan of the rest and a choice of the block; block 0 leaves a device idle.
 #[derive(Debug, Clone, Copy)]
-struct Origin {
-    rest: usize,
-    place: usize,
-    block: usize,
-    index: usize,
+pub(super) struct Origin {
+    pub(super) rest: usize,
+    pub(super) place: usize,
+    pub(super) block: usize,
+    pub(super) index: usize,
 }
 
 impl Table<'_, '_> {
-    /// How many devices of each type a state has.
-    fn set(&self, state: usize, counts: &[usize]) -> Vec<usize> {
-        let digit = |(stride, count): (&usize, &usize)| state / stride % (count + 1);
-        self.strides.iter().zip(counts).map(digit).collect()
-    }
-
     fn fill(&mut self, state: usize, set: &[usize], wanted: Wanted) {
         let first = set.iter().position(|count| *count > 0).unwrap_or(0);
         let outside = self.bounds.outside(set);
         let mut offers: Vec<Offer<Origin>> = Vec::new();
         if self.setting.problem.options.allow_idle {
-            let rest = state - self.strides[first];
+            let rest = state - self.sets.stride(first);
             for (place, point) in self.fronts[rest].iter().enumerate() {
                 let origin = Origin { rest, place, block: 0, index: 0 };
                 offers.push(Offer { sums: point.sums, rest: point.rest, origin });
             }
         }
-        let mut block = vec![0; set.len()];
-        block[first] = 1;
-        let mut code = self.strides[first];
-        loop {
-            if code != state {
-                self.offer(state - code, code, &mut offers);
+        self.sets.each_block(set, |block| {
+            if block != state {
+                self.offer(state - block, block, &mut offers);
                 if offers.len() > PENDING_MAX {
-                    offers = self.prune(&outside, offers);
+                    offers = self.prune(&outside, std::mem::take(&mut offers));
                 }
             }
-            if !self.advance(&mut block, &mut code, set, first) {
-                break;
-            }
-        }
+        });
         let kept = self.prune(&outside, offers);
         let mut front: Vec<Point> = kept.iter().map(|offer| self.point(&offer.origin)).collect();
         // The set as one group counts only where parts of it do not do better.
-        let group: Vec<TypeId> =
-            set.iter().enumerate().flat_map(|(kind, count)| vec![kind; *count]).collect();
+        let group = group(set);
         let offered: Vec<Sums> = front.iter().map(|point| point.sums).collect();
         let worth = |sums: &Sums| self.bounds.worth(&outside, sums);
-        let beyond = Beyond { offered: &offered, worth: &worth };
+        let beyond = Beyond { offered: &offered, worth: &worth, needed: &|_, _| 0.0 };
         let mut own = choices_beyond(self.setting, &group, wanted, beyond);
         own.retain(|choice| !offered.iter().any(|sums| sums.covers(&choice.sums)));
         let own = Rc::new(own);
@@ -171,20 +215,5 @@ impl Table<'_, '_> {
             return before.clone();
         }
         before.with(&self.options[origin.block], origin.index)
-    }
-
-    /// The next block inside a set that holds its first device.
-    fn advance(&self, block: &mut [usize], code: &mut usize, set: &[usize], first: usize) -> bool {
-        for kind in first..set.len() {
-            if block[kind] < set[kind] {
-                block[kind] += 1;
-                *code += self.strides[kind];
-                return true;
-            }
-            let least = usize::from(kind == first);
-            *code -= (block[kind] - least) * self.strides[kind];
-            block[kind] = least;
-        }
-        false
     }
 }

@@ -49,7 +49,8 @@ pub(super) struct Wanted {
 
 /// Every choice for a group of devices, given as types with repetition.
 pub(super) fn choices(setting: &Setting<'_>, group: &[TypeId], wanted: Wanted) -> Choices {
-    choices_beyond(setting, group, wanted, Beyond { offered: &[], worth: &|_| true })
+    let beyond = Beyond { offered: &[], worth: &|_| true, needed: &|_, _| 0.0 };
+    choices_beyond(setting, group, wanted, beyond)
 }
 
 /// What a choice must pass to be worth computing.
@@ -59,6 +60,8 @@ pub(super) struct Beyond<'o> {
     pub(super) offered: &'o [Sums],
     /// Whether a choice of at most these sums may be part of a plan better than the best known.
     pub(super) worth: &'o dyn Fn(&Sums) -> bool,
+    /// Generated tokens per second that a choice of a role with so many slots needs for that.
+    pub(super) needed: &'o dyn Fn(Role, f64) -> f64,
 }
 
 /// Those of them that may offer more than what is offered already, and be part of the best plan.
@@ -86,6 +89,35 @@ pub(super) fn choices_beyond(
     if wanted.mixed {
         decode_choices(setting, &orders, (Role::Mixed, beyond), &mut found);
     }
+    found
+}
+
+/// What no choice of a group passes: each candidate with all its layers at their fastest.
+pub(super) fn hopes(setting: &Setting<'_>, group: &[TypeId], wanted: Wanted) -> Vec<Sums> {
+    let mut found = Vec::new();
+    let room: f64 = group.iter().map(|kind| setting.types[*kind].room()).sum();
+    if room < setting.file_bytes() {
+        return found;
+    }
+    let prefill = prefill_bound(setting, group);
+    let orders =
+        if setting.uniform_wires() { vec![group.to_vec()] } else { orders(setting, group) };
+    if wanted.separate {
+        found.push(Sums { prefill, ..Sums::NONE });
+    }
+    for order in &orders {
+        let decode = decode_candidates(setting, order, 0, Role::Decode);
+        for candidate in decode {
+            if wanted.separate {
+                found.push(candidate.best);
+            }
+            if wanted.mixed {
+                found.push(mixed(setting, prefill, candidate.best).0);
+            }
+        }
+    }
+    let near = slack(setting);
+    found.iter_mut().for_each(|sums| *sums = sums.times(near));
     found
 }
 
@@ -322,7 +354,11 @@ fn decode_choices(
             needed = needed.max(rate(sums));
         }
         let own = if alike { orders } else { &orders[candidate.order..=candidate.order] };
-        let hope = Hope { role, needed: needed / near };
+        if needed >= candidate.best.decode {
+            continue;
+        }
+        let least = (beyond.needed)(role, candidate.best.slots);
+        let hope = Hope { role, needed: needed.max(least) / near };
         if own.len() > 1 && !promising(setting, &own[0], &candidate, hope) {
             continue;
         }
@@ -330,7 +366,7 @@ fn decode_choices(
             if needed >= candidate.best.decode {
                 break;
             }
-            let hope = Hope { role, needed: needed / near };
+            let hope = Hope { role, needed: needed.max(least) / near };
             let Some(choice) = decode_choice(setting, order, &candidate, hope) else { continue };
             needed = needed.max(rate(&choice.sums));
             if !mine.iter().any(|other| other.sums.covers(&choice.sums)) {

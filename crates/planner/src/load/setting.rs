@@ -121,6 +121,12 @@ impl Counted {
         Self { times, knee, slopes }
     }
 
+    /// Whether some number of layers takes longer than `low` and less than `high`.
+    pub(super) fn has_between(&self, low: f64, high: f64) -> bool {
+        let next = self.times.partition_point(|time| *time <= low);
+        self.times.get(next).is_some_and(|time| *time < high)
+    }
+
     /// Most layers whose time is within a limit; `None` if not even none are.
     pub(super) fn within(&self, limit: f64) -> Option<usize> {
         self.times.partition_point(|time| *time <= limit).checked_sub(1)

@@ -144,7 +144,8 @@ fn best_counts(
                 }
             }
         }
-        if high - low <= 1e-6 * high {
+        // Between two neighbouring stage times every limit gives the same counts.
+        if high - low <= 1e-6 * high || !tables.iter().any(|table| table.has_between(low, high)) {
             break;
         }
         limit = f64::midpoint(low, high);
@@ -173,15 +174,16 @@ pub(super) fn within_reach(setting: &Setting<'_>, group: &[TypeId], load: Load, 
     let tables: Vec<&Counted> =
         group.iter().map(|kind| setting.counted(*kind, false, load)).collect();
     let layers = setting.layers as usize;
-    if room(&tables) < layers {
+    // Limits on stages only add to the sum, so the sum under the loosest useful limit decides.
+    let limit = aim.worth / aim.pressure;
+    let within: usize = tables.iter().filter_map(|table| table.within(limit)).sum();
+    if within < layers {
         return false;
     }
     let segments = segments(&tables);
     let mut hand_out =
         HandOut { tables: &tables, segments: &segments, layers, least: (0, 0), most: Vec::new() };
     let mut counts = Vec::with_capacity(tables.len());
-    // Limits on stages only add to the sum, so the sum under the loosest useful limit decides.
-    let limit = aim.worth / aim.pressure;
     let total = hand_out.within(limit, &mut counts).map(|(total, _)| total);
     total.is_some_and(|total| total + aim.hops_total <= aim.worth)
 }

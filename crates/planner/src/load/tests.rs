@@ -4,8 +4,8 @@ use motley_cluster::{Workload, builtin_cluster, builtin_model};
 
 use super::grouping::Library;
 use super::setting::{Setting, TypeId};
-use super::{pareto, usable, wanted};
-use crate::problem::{Budget, Objective, PlanOptions, Problem};
+use super::{exact, pareto, usable, wanted};
+use crate::problem::{Budget, Objective, PlanOptions, Problem, WaitingModel};
 use crate::waiting::{Key, Sums, WORST, compare};
 
 /// Every way to group devices, with or without idle ones.
@@ -105,6 +105,45 @@ fn the_front_search_finds_what_enumeration_finds() {
             assert!(
                 (found[0] - best[0]).abs() <= 1e-9 * best[0].abs(),
                 "{cluster} mixed {mixed} every {interval} s: {found:?} {best:?}"
+            );
+            let searched = exact::search(&setting, &setting.counts(), wanted(&setting));
+            let (priced, _) = searched.best.expect("serves");
+            assert!(
+                (priced[0] - best[0]).abs() <= 1e-9 * best[0].abs(),
+                "{cluster} mixed {mixed} every {interval} s: {priced:?} {best:?}"
+            );
+        }
+    }
+}
+
+/// Prices rule out nothing that a front keeps: all objectives, calm and crowded, with and without
+/// mixed roles, idle devices and limits.
+#[test]
+fn the_search_by_prices_finds_what_whole_fronts_find() {
+    use Objective::{Goodput, Throughput, Waiting};
+    let tried = [Waiting, Goodput, Throughput]
+        .into_iter()
+        .flat_map(|objective| [0.05, 1.0, 8.0].map(|interval| (objective, interval)))
+        .flat_map(|(objective, interval)| [false, true].map(|full| (objective, interval, full)));
+    for (objective, interval, full) in tried {
+        for waiting in [WaitingModel::Congestion, WaitingModel::Concurrency] {
+            let mut problem = problem("e2llm-8", full, interval);
+            problem.objective = objective;
+            problem.options.waiting = waiting;
+            problem.options.allow_idle = full;
+            let mut spec = problem.workload.to_spec();
+            spec.ttft_limit_s = (!full).then(|| motley_cluster::Seconds::new(4.0).expect("a time"));
+            spec.speed_floor_tok_per_s = motley_cluster::TokensPerSecond::new(5.0).ok();
+            problem.workload = Workload::new(spec).expect("valid");
+            let setting = Setting::new(&problem, Budget::DEFAULT, &usable(&problem));
+            let counts = setting.counts();
+            let fronts = pareto::search(&setting, &counts, wanted(&setting)).best;
+            let prices = exact::search(&setting, &counts, wanted(&setting)).best;
+            let first = |found: Option<(Key, _)>| found.map_or(f64::INFINITY, |(key, _)| key[0]);
+            let (fronts, prices) = (first(fronts), first(prices));
+            assert!(
+                fronts == prices || (fronts - prices).abs() <= 1e-9 * fronts.abs(),
+                "{objective:?} {waiting:?} every {interval} s, all allowed {full}: {fronts} {prices}"
             );
         }
     }
