@@ -1,7 +1,7 @@
 //! Which devices, which head, how many rounds: exact where hops are alike or devices few.
 
 use super::allocate::{Seat, allocate, whole};
-use super::instance::{Instance, NEVER, TIE, Ticks};
+use super::instance::{Instance, Member, NEVER, TIE, Ticks};
 use super::options::SplitTable;
 use super::order::{EXACT_DEVICES_MAX, Tours, hop, order};
 use super::ring::{Assignment, Ring};
@@ -98,11 +98,20 @@ impl Tables {
     fn new(instance: &Instance, scope: &Scope, rounds: u32) -> Self {
         let mut plain = vec![None; instance.devices()];
         let mut as_head = plain.clone();
+        // Of twins one table is made, and copied.
+        let mut made: Vec<(&Member, SplitTable)> = Vec::new();
+        let mut table = |member| {
+            if let Some((_, known)) = made.iter().find(|(other, _)| *other == member) {
+                return known.clone();
+            }
+            let table = SplitTable::new(instance, member, rounds);
+            made.push((member, table.clone()));
+            table
+        };
         for device in &scope.devices {
-            let member = &instance.plain[*device];
-            plain[*device] = Some(SplitTable::new(instance, member, rounds));
+            plain[*device] = Some(table(&instance.plain[*device]));
             if let Some((member, _)) = &instance.as_head[*device] {
-                as_head[*device] = Some(SplitTable::new(instance, member, rounds));
+                as_head[*device] = Some(table(member));
             }
         }
         Self { rounds, plain, as_head }

@@ -190,8 +190,8 @@ impl Search<'_, '_> {
             }
         });
         let mut peak = Peak { worths, ..Peak::NONE };
-        for price in 0..PRICES {
-            let block = blocks[price] as usize;
+        for (price, block) in blocks.into_iter().enumerate() {
+            let block = block as usize;
             peak.sums[price] = if block == 0 {
                 self.peaks[state - self.sets.stride(first)].sums[price]
             } else {
