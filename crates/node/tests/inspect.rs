@@ -36,6 +36,7 @@ fn every_help_fits_a_screen() {
           rm           Remove models
           ps           List the servers that run on this machine
           stop         Stop a server of this machine
+          key          Make keys for the API of servers, list or forget them
           join         Serve layers of another device's model
           nodes        List the devices of the cluster, drain them or put them out
           status       Show who serves which layers, and how fast

@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     /// The model, instead of the first word
     #[arg(short, long)]
     pub(super) model: Option<String>,
-    /// The model, of Hugging Face, fetched if it is not here: ORG/REPO[:QUANT] (-hf)
+    /// A model of Hugging Face, fetched at need: ORG/REPO[:QUANT] (-hf)
     #[arg(long, value_name = "MODEL")]
     pub(super) hf_repo: Option<HubModel>,
     /// Fetch nothing
