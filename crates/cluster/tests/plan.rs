@@ -184,7 +184,7 @@ fn figures_that_cannot_be_are_refused_by_field() {
         ("/devices/1/cpu/flops_per_s", serde_json::json!({}), "flops_per_s"),
         ("/devices/1/cores", 0.into(), "cores"),
         ("/devices/1/threads", "many".into(), "threads"),
-        ("/devices/1/name", "Dev.1".into(), "name"),
+        ("/devices/1/name", "Dev.1".into(), "devices: `Dev.1` occurs"),
         ("/devices", serde_json::json!([]), "devices"),
     ];
     for (place, value, field) in cases {
