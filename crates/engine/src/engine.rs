@@ -615,7 +615,7 @@ impl Engine {
             rows: step.rows.len(),
             groups: groups.to_vec(),
         };
-        let tensors = graphs::tensors_max(&key);
+        let tensors = graphs::tensors_max(&key, &self.hyper);
         let mut built = graphs::build(key, self.sources());
         if let Some(store) = &self.store {
             store.cut(&mut built);

@@ -67,6 +67,7 @@ impl Layouts {
         let mut layouts = Self::default();
         let candidates = backend.device().weight_layouts();
         let matrices = directory.layers.iter().flat_map(|layer| layer.matrices());
+        let matrices = matrices.filter(|tensor| !is_of_experts(tensor));
         for tensor in matrices.chain([directory.head_matrix()]) {
             let element = element(tensor);
             if layouts.by_type.iter().any(|(known, _)| *known == element) {
@@ -90,7 +91,9 @@ impl Layouts {
 
     /// The layout of one matrix.
     pub(crate) fn of(&self, tensor: &TensorInfo) -> Layout {
-        let held = self.memory.is_some_and(|memory| holds(&memory, tensor));
+        // Experts stay as they are: reading chosen ones needs their order in the file.
+        let held =
+            !is_of_experts(tensor) && self.memory.is_some_and(|memory| holds(&memory, tensor));
         self.by_type
             .iter()
             .find(|(known, _)| held && *known == element(tensor))
@@ -101,6 +104,11 @@ impl Layouts {
     pub(crate) fn choices(&self) -> &[(ElementType, Layout)] {
         &self.by_type
     }
+}
+
+/// Whether the tensor has a matrix for each of several experts.
+fn is_of_experts(tensor: &TensorInfo) -> bool {
+    tensor.shape[2] > 1
 }
 
 fn holds(memory: &BufferKind, tensor: &TensorInfo) -> bool {

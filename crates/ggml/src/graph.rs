@@ -148,7 +148,7 @@ impl<'g> Builder<'g> {
         self.declare_input(element, [count, 1, 1, 1], Some(limit))
     }
 
-    fn declare_input(
+    pub(crate) fn declare_input(
         &self,
         element: ElementType,
         shape: [usize; 4],
@@ -191,6 +191,15 @@ impl<'g> Builder<'g> {
         assert!(tensor.is_contiguous(), "outputs are contiguous");
         // SAFETY: the tensor belongs to this graph.
         unsafe { sys::ggml_set_output(tensor.raw.as_ptr()) };
+        self.expand(tensor);
+        self.outputs.borrow_mut().push(tensor.raw);
+        Output(self.outputs.borrow().len() - 1)
+    }
+
+    /// Makes `tensor` readable between segments of a run, as long as a later one reads it; what is
+    /// read at other times means nothing.
+    pub(crate) fn readable(&self, tensor: Tensor<'g>) -> Output {
+        assert!(tensor.is_contiguous(), "outputs are contiguous");
         self.expand(tensor);
         self.outputs.borrow_mut().push(tensor.raw);
         Output(self.outputs.borrow().len() - 1)

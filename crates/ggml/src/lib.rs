@@ -10,6 +10,7 @@
 mod arena;
 mod backend;
 mod element;
+mod experts;
 mod file;
 mod graph;
 mod log;
@@ -27,6 +28,7 @@ pub use backend::{
     Backend, BufferKind, ComputeError, Device, DeviceKind, StartError, devices, gpus,
 };
 pub use element::ElementType;
+pub use experts::{ExpertIds, Route};
 pub use file::MappedFile;
 pub use graph::{AllocateError, Builder, ComputeBuffer, Graph, Input, Output, Scalar, Tensor};
 pub use ops::{Attention, Rope, RopeKind};

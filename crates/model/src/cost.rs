@@ -73,7 +73,7 @@ impl ModelDirectory {
 
     /// Floating-point operations of one token in a layer with `context_tokens` before it.
     ///
-    /// Two per parameter of the matrices, and four per head, element and token it attends to:
+    /// Two per parameter of the matrices, of experts only those that one token uses, and four per head, element and token it attends to:
     /// score and weighted sum, a multiplication and an addition each.
     ///
     /// # Panics
@@ -83,7 +83,9 @@ impl ModelDirectory {
         let shape = &self.hyper.layers[layer];
         let attention = 4 * shape.head_count as u64 * self.hyper.key_length as u64;
         let visible = shape.visible_tokens(context_tokens);
-        let matrices = 2 * self.layers[layer].matrix_elements();
+        let used = self.hyper.experts.map_or(0, |experts| experts.used);
+        let products = self.layers[layer].products(used);
+        let matrices = 2 * products.map(|(_, elements)| elements).sum::<u64>();
         matrices.saturating_add(attention.saturating_mul(visible))
     }
 

@@ -10,19 +10,22 @@ use crate::limits;
 /// A family of models whose graph the engine can build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Architecture {
-    /// Llama and the models that share its graph (Mistral, SmolLM2).
+    /// Llama and the models that share its graph (Mistral, SmolLM2), also with experts (Mixtral).
     Llama,
     /// Qwen 2 and 2.5.
     Qwen2,
     /// Qwen 3, dense.
     Qwen3,
+    /// Qwen 3 with a mixture of experts in every layer.
+    Qwen3Moe,
     /// Gemma 3, text.
     Gemma3,
 }
 
 impl Architecture {
     /// Every architecture that is supported.
-    pub const ALL: &'static [Self] = &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma3];
+    pub const ALL: &'static [Self] =
+        &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe, Self::Gemma3];
 
     /// The name in `general.architecture`, which also begins the model's own metadata keys.
     pub fn name(self) -> &'static str {
@@ -30,6 +33,7 @@ impl Architecture {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3moe",
             Self::Gemma3 => "gemma3",
         }
     }
@@ -38,6 +42,23 @@ impl Architecture {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|known| known.name() == name)
     }
+
+    /// Whether models of the family have experts in every layer, may have, or never do.
+    pub(crate) fn experts(self) -> MayHaveExperts {
+        match self {
+            Self::Qwen3Moe => MayHaveExperts::Always,
+            Self::Llama => MayHaveExperts::Sometimes,
+            Self::Qwen2 | Self::Qwen3 | Self::Gemma3 => MayHaveExperts::Never,
+        }
+    }
+}
+
+/// Whether a family has mixtures of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MayHaveExperts {
+    Never,
+    Sometimes,
+    Always,
 }
 
 impl fmt::Display for Architecture {
@@ -71,6 +92,8 @@ pub struct HyperParameters {
     /// Tokens that a layer with a sliding window sees, where the model has such layers: the token
     /// itself and those before it.
     pub sliding_window: Option<usize>,
+    /// The mixture of experts in every layer, where the feed-forward network is one.
+    pub experts: Option<Experts>,
     /// What may differ from layer to layer.
     pub layers: Vec<LayerShape>,
     /// Factor on the product of query and key. Gemma scales the query before the product, the
@@ -100,10 +123,20 @@ pub struct LayerShape {
     pub head_count: usize,
     /// Key and value heads; divides `head_count`.
     pub head_count_kv: usize,
-    /// Elements between the feed-forward matrices.
+    /// Elements between the feed-forward matrices; of one expert, where there are experts.
     pub feed_forward_length: usize,
     /// Tokens this layer sees, itself included, or nothing where it sees all before it.
     pub window_tokens: Option<usize>,
+}
+
+/// A mixture of experts: each row goes through those that a router gives most weight, and their
+/// results are added up in proportion to these weights, which are scaled to a sum of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts that one token uses; at most `count`.
+    pub used: usize,
 }
 
 impl LayerShape {
@@ -205,8 +238,9 @@ impl HyperParameters {
         let rope = RawRope::read(&keys)?;
         let rms_norm_epsilon = keys.float("attention.layer_norm_rms_epsilon")?;
         let window = sliding_window(&keys)?;
+        let experts = experts(&keys)?;
         let block_count = keys.required("block_count", sizes.block_count)?;
-        let counts = LayerCounts::read(&keys, block_count)?;
+        let counts = LayerCounts::read(&keys, block_count, experts)?;
         let softcapping = keys.float("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
         let vocabulary_size = match token_count {
             Some(count) => Some(count),
@@ -242,11 +276,15 @@ impl HyperParameters {
             rms_norm_epsilon,
             rope: rope.resolve(&keys, key_length, context_length)?,
             sliding_window: window.map(|window| window.tokens),
+            experts,
             layers,
             attention_scale: 1.0 / (scale_divisor as f32).sqrt(),
             embedding_scale: gemma.then(|| (embedding_length as f32).sqrt()),
             activation: if gemma { Activation::Gelu } else { Activation::Silu },
-            query_key_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Gemma3),
+            query_key_norm: matches!(
+                architecture,
+                Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3
+            ),
             post_norm: gemma,
             query_key_value_bias: false,
             final_logit_softcapping: softcapping.filter(|_| gemma),
@@ -361,7 +399,10 @@ impl RawRope {
         Ok(RopeParameters {
             kind: match keys.architecture {
                 Architecture::Llama => RopeKind::Normal,
-                Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma3 => RopeKind::Neox,
+                Architecture::Qwen2
+                | Architecture::Qwen3
+                | Architecture::Qwen3Moe
+                | Architecture::Gemma3 => RopeKind::Neox,
             },
             dimension_count: dimension_count as usize,
             frequency_base: self.frequency_base,
@@ -448,6 +489,23 @@ fn sliding_window(keys: &Keys<'_>) -> Result<Option<SlidingWindow>, DirectoryErr
     Ok(Some(SlidingWindow { tokens: tokens as usize, pattern }))
 }
 
+/// The mixture of experts, where the file has one.
+fn experts(keys: &Keys<'_>) -> Result<Option<Experts>, DirectoryError> {
+    let count = keys.count_or_zero("expert_count", limits::EXPERT_COUNT_MAX)?.unwrap_or(0);
+    let used = keys.count_or_zero("expert_used_count", limits::EXPERT_COUNT_MAX)?.unwrap_or(0);
+    let possible = keys.architecture.experts();
+    if count == 0 && used == 0 && possible != MayHaveExperts::Always {
+        return Ok(None);
+    }
+    if count == 0 || possible == MayHaveExperts::Never {
+        return Err(keys.unsupported("expert_count", count));
+    }
+    if !(1..=count).contains(&used) {
+        return Err(keys.unsupported("expert_used_count", used));
+    }
+    Ok(Some(Experts { count: count as usize, used: used as usize }))
+}
+
 /// What may differ from layer to layer, as far as the file says it.
 struct LayerCounts {
     heads: Option<Vec<u64>>,
@@ -456,14 +514,27 @@ struct LayerCounts {
 }
 
 impl LayerCounts {
-    fn read(keys: &Keys<'_>, block_count: u64) -> Result<Self, DirectoryError> {
+    fn read(
+        keys: &Keys<'_>,
+        block_count: u64,
+        experts: Option<Experts>,
+    ) -> Result<Self, DirectoryError> {
         let counts = |suffix, max| keys.counts(suffix, block_count, max);
         let heads = counts("attention.head_count", limits::HEAD_COUNT_MAX)?;
         let kv_heads = counts("attention.head_count_kv", limits::HEAD_COUNT_MAX)?;
         if let (Some(heads), Some(kv_heads)) = (&heads, &kv_heads) {
             check_heads(heads, kv_heads)?;
         }
-        let feed_forward_lengths = counts("feed_forward_length", limits::FEED_FORWARD_LENGTH_MAX)?;
+        let mut feed_forward_lengths =
+            counts("feed_forward_length", limits::FEED_FORWARD_LENGTH_MAX)?;
+        if let (Architecture::Qwen3Moe, Some(experts)) = (keys.architecture, experts) {
+            let of_one = counts("expert_feed_forward_length", limits::FEED_FORWARD_LENGTH_MAX)?;
+            // Without the key the experts of one token share the length of a whole network.
+            let shared = |lengths: Vec<u64>| {
+                lengths.into_iter().map(|length| (length / experts.used as u64).max(1)).collect()
+            };
+            feed_forward_lengths = of_one.or(feed_forward_lengths.map(shared));
+        }
         Ok(Self { heads, kv_heads, feed_forward_lengths })
     }
 

@@ -127,12 +127,14 @@ impl<'g> Keys<'g> {
         DirectoryError::Unsupported { architecture: self.architecture, key, value }
     }
 
-    /// Refuses what changes a model's graph in a way that no field here represents: experts,
-    /// layers that predict several tokens, attention to later tokens, embedding models.
+    /// Refuses what changes a model's graph in a way that no field here represents: experts
+    /// in groups or shared by all tokens, layers that predict several tokens, attention to later
+    /// tokens, embedding models.
     pub(crate) fn refuse_unsupported(&self) -> Result<(), DirectoryError> {
         for suffix in [
-            "expert_count",
-            "expert_used_count",
+            "expert_group_count",
+            "expert_shared_count",
+            "expert_shared_feed_forward_length",
             "nextn_predict_layers",
             "pooling_type",
             "attention.shared_kv_layers",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::TensorType;
 use crate::directory::DirectoryError;
 use crate::gguf::Gguf;
-use crate::hyper::{Architecture, HyperParameters, LayerShape};
+use crate::hyper::{Architecture, Experts, HyperParameters, LayerShape};
 
 /// One tensor of a model: what it is and where its data lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +65,9 @@ pub struct LayerTensors {
     pub attention_post_norm: Option<TensorInfo>,
     /// Norm before the feed-forward network, `[embedding]`.
     pub feed_forward_norm: TensorInfo,
+    /// Scores of the experts, `[embedding, experts]`, where there are experts. The feed-forward
+    /// matrices have a third dimension then, one entry per expert.
+    pub router: Option<TensorInfo>,
     /// Gate matrix, `[embedding, feed_forward]`.
     pub gate: TensorInfo,
     /// Gate bias, `[feed_forward]`.
@@ -99,6 +102,7 @@ impl LayerTensors {
             optional(&self.attention_output_bias),
             optional(&self.attention_post_norm),
             Some(&self.feed_forward_norm),
+            optional(&self.router),
             Some(&self.gate),
             optional(&self.gate_bias),
             Some(&self.up),
@@ -111,7 +115,8 @@ impl LayerTensors {
         .flatten()
     }
 
-    /// The seven matrices.
+    /// The seven large matrices; those of all experts, where there are experts. A router is small
+    /// and none of them.
     pub fn matrices(&self) -> [&TensorInfo; 7] {
         [
             &self.query,
@@ -129,9 +134,31 @@ impl LayerTensors {
         self.tensors().map(|tensor| tensor.bytes).sum()
     }
 
-    /// Elements of the matrices: parameters that one token is multiplied with.
-    pub fn matrix_elements(&self) -> u64 {
-        self.matrices().iter().map(|matrix| matrix.elements()).sum()
+    /// The feed-forward matrices of all experts, where there are experts.
+    pub fn experts(&self) -> Option<[&TensorInfo; 3]> {
+        self.router.as_ref().map(|_| [&self.gate, &self.up, &self.down])
+    }
+
+    /// Bytes of one expert; zero without experts.
+    pub fn expert_bytes(&self) -> u64 {
+        let of_one = |tensor: &TensorInfo| tensor.bytes / tensor.shape[2];
+        self.experts().map_or(0, |tensors| tensors.into_iter().map(of_one).sum())
+    }
+
+    /// Bytes that every token needs: all without experts.
+    pub fn dense_bytes(&self) -> u64 {
+        let experts = self.experts().into_iter().flatten();
+        self.bytes() - experts.map(|tensor| tensor.bytes).sum::<u64>()
+    }
+
+    /// What one token is multiplied with: every matrix, and how many of its elements, where each
+    /// token uses so many experts.
+    pub fn products(&self, experts_used: usize) -> impl Iterator<Item = (&TensorInfo, u64)> {
+        self.router.iter().chain(self.matrices()).map(move |matrix| {
+            let [columns, rows, experts, _] = matrix.shape;
+            let used = if experts > 1 { experts.min(experts_used as u64) } else { 1 };
+            (matrix, columns * rows * used)
+        })
     }
 
     pub(crate) fn take(
@@ -150,6 +177,7 @@ impl LayerTensors {
 
         let name = |part: &str| format!("blk.{layer}.{part}");
         let llama = hyper.architecture == Architecture::Llama;
+        let dense_llama = llama && hyper.experts.is_none();
         let mut required = |part: &str, dimensions: &[u64]| table.take(&name(part), dimensions);
         let attention_norm = required("attn_norm.weight", &[embedding])?;
         let query = required("attn_q.weight", &[embedding, query_rows])?;
@@ -157,9 +185,18 @@ impl LayerTensors {
         let value = required("attn_v.weight", &[embedding, value_rows])?;
         let attention_output = required("attn_output.weight", &[attention_rows, embedding])?;
         let feed_forward_norm = required("ffn_norm.weight", &[embedding])?;
-        let gate = required("ffn_gate.weight", &[embedding, feed_forward])?;
-        let up = required("ffn_up.weight", &[embedding, feed_forward])?;
-        let down = required("ffn_down.weight", &[feed_forward, embedding])?;
+        let mut network = |part: &str, [columns, rows]: [u64; 2]| match hyper.experts {
+            None => required(&format!("ffn_{part}.weight"), &[columns, rows]),
+            Some(experts) => {
+                required(&format!("ffn_{part}_exps.weight"), &[columns, rows, experts.count as u64])
+            }
+        };
+        let gate = network("gate", [embedding, feed_forward])?;
+        let up = network("up", [embedding, feed_forward])?;
+        let down = network("down", [feed_forward, embedding])?;
+        let scores =
+            |experts: Experts| required("ffn_gate_inp.weight", &[embedding, experts.count as u64]);
+        let router = hyper.experts.map(scores).transpose()?;
 
         let mut required_if = |condition: bool, part: &str, dimensions: &[u64]| {
             condition.then(|| table.take(&name(part), dimensions)).transpose()
@@ -189,12 +226,13 @@ impl LayerTensors {
             attention_output_bias: allowed_if(llama, "attn_output.bias", &[embedding])?,
             attention_post_norm,
             feed_forward_norm,
+            router,
             gate,
-            gate_bias: allowed_if(llama, "ffn_gate.bias", &[feed_forward])?,
+            gate_bias: allowed_if(dense_llama, "ffn_gate.bias", &[feed_forward])?,
             up,
-            up_bias: allowed_if(llama, "ffn_up.bias", &[feed_forward])?,
+            up_bias: allowed_if(dense_llama, "ffn_up.bias", &[feed_forward])?,
             down,
-            down_bias: allowed_if(llama, "ffn_down.bias", &[embedding])?,
+            down_bias: allowed_if(dense_llama, "ffn_down.bias", &[embedding])?,
             feed_forward_post_norm,
         })
     }

@@ -29,7 +29,8 @@ pub use gguf::{
     TensorEntry, Value, ValueType, WriteError, write_metadata_only,
 };
 pub use hyper::{
-    Activation, Architecture, HyperParameters, LayerShape, RopeKind, RopeParameters, RopeScaling,
+    Activation, Architecture, Experts, HyperParameters, LayerShape, RopeKind, RopeParameters,
+    RopeScaling,
 };
 pub use layers::{LayerTensors, TensorInfo};
 pub use split::split_paths;

@@ -15,6 +15,9 @@ pub(crate) const EMBEDDING_LENGTH_MAX: u64 = 1 << 20;
 /// Elements between the two feed-forward matrices.
 pub(crate) const FEED_FORWARD_LENGTH_MAX: u64 = 1 << 24;
 
+/// Experts of a layer; llama.cpp's own limit.
+pub(crate) const EXPERT_COUNT_MAX: u64 = 512;
+
 /// Attention heads of a layer.
 pub(crate) const HEAD_COUNT_MAX: u64 = 1 << 12;
 
@@ -27,9 +30,13 @@ pub(crate) const VOCABULARY_SIZE_MAX: u64 = 1 << 24;
 /// Parts of a split file; the format stores 16 bits.
 pub(crate) const SPLIT_COUNT_MAX: u64 = 65_535;
 
-// Floating-point operations of one token in one layer: no product of these limits overflows.
+// Floating-point operations of one token in one layer: no product of these limits overflows. Of
+// experts only those that a token uses count, and the tensors' bytes were checked by the reader.
 const _: () = assert!(
-    2 * EMBEDDING_LENGTH_MAX * (3 * FEED_FORWARD_LENGTH_MAX + 4 * HEAD_COUNT_MAX * HEAD_LENGTH_MAX)
+    2 * EMBEDDING_LENGTH_MAX
+        * (3 * FEED_FORWARD_LENGTH_MAX * EXPERT_COUNT_MAX
+            + EXPERT_COUNT_MAX
+            + 4 * HEAD_COUNT_MAX * HEAD_LENGTH_MAX)
         < 1 << 60
 );
 const _: () = assert!(4 * HEAD_COUNT_MAX * HEAD_LENGTH_MAX * CONTEXT_LENGTH_MAX < 1 << 60);

@@ -168,10 +168,13 @@ fn compute_bytes(directory: &ModelDirectory, usage: &Usage, context_tokens: u64)
     };
     let embedding = hyper.embedding_length as u64;
     let attention = widest(|layer| layer.head_count) * hyper.key_length as u64;
-    let feed_forward = widest(|layer| layer.feed_forward_length);
+    // Of every expert that a row uses, with the rows that each is multiplied with, 8 bytes each.
+    let used = hyper.experts.map_or(1, |experts| experts.used as u64);
+    let mixed = hyper.experts.map_or(0, |experts| used * (embedding + 2 * experts.count as u64));
+    let feed_forward = used * widest(|layer| layer.feed_forward_length);
     // What is live at once: three hidden states, queries before and after rotation and the result
     // of attention, gate and up with their product.
-    let row_elements = 3 * embedding + 3 * attention + 3 * feed_forward;
+    let row_elements = 3 * embedding + 3 * attention + 3 * feed_forward + 2 * mixed;
     let rows = usage.batch_rows.min(context_tokens);
     // Kernels convert a matrix's input to the type of its products, in a buffer of their own.
     let converted = rows.saturating_mul(feed_forward.max(embedding)).saturating_mul(FLOAT_BYTES);

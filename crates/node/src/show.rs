@@ -95,6 +95,9 @@ fn summary(model: &Model) -> String {
     line("context", format!("{} tokens", hyper.context_length));
     line("embedding", hyper.embedding_length.to_string());
     line("vocabulary", format!("{} tokens", hyper.vocabulary_size));
+    if let Some(experts) = hyper.experts {
+        line("experts", format!("{} in each layer, {} used", experts.count, experts.used));
+    }
     if let Some(window) = hyper.sliding_window {
         line("window", format!("{window} tokens in sliding layers"));
     }
@@ -252,6 +255,7 @@ fn document(model: &Model, gguf: &Gguf<'_>, usage: &Usage, needed: &Needed) -> J
         "embedding_length": hyper.embedding_length,
         "vocabulary_size": hyper.vocabulary_size,
         "sliding_window": hyper.sliding_window,
+        "experts": hyper.experts.map(|of| json!({ "count": of.count, "used": of.used })),
         "tied_embeddings": hyper.tied_embeddings,
         "has_chat_template": description.chat_template.is_some(),
         "metadata": metadata,

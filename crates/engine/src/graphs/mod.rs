@@ -1,10 +1,12 @@
 //! Graphs of layer windows: what they read, and one file per architecture for the layer itself.
 
+mod experts;
 mod gemma3;
 mod llama;
 mod parts;
 mod qwen2;
 mod qwen3;
+mod qwen3moe;
 
 use std::ops::Range;
 
@@ -93,7 +95,7 @@ struct Shared<'g> {
 
 /// Builds the graph for `key`.
 pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
-    let (graph, handles) = Graph::build(tensors_max(&key), |builder| {
+    let (graph, handles) = Graph::build(tensors_max(&key, sources.hyper), |builder| {
         let mut handles = Handles::default();
         let shared = declare_shared(builder, &key, sources, &mut handles);
         let selection = key.selected.filter(|count| *count > 0).map(|count| {
@@ -172,6 +174,7 @@ fn layer_of<'g>(
         Architecture::Llama => llama::layer(graph, hidden),
         Architecture::Qwen2 => qwen2::layer(graph, hidden),
         Architecture::Qwen3 => qwen3::layer(graph, hidden),
+        Architecture::Qwen3Moe => qwen3moe::layer(graph, hidden),
         Architecture::Gemma3 => gemma3::layer(graph, hidden),
     }
 }
@@ -277,12 +280,15 @@ fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, normed: Tensor<'g>) -
 }
 
 /// An upper bound on the tensors that a window makes.
-pub(crate) fn tensors_max(key: &GraphKey) -> usize {
+pub(crate) fn tensors_max(key: &GraphKey, hyper: &HyperParameters) -> usize {
     const PER_LAYER: usize = 48;
+    const PER_MIXTURE: usize = 20;
+    const PER_USED_EXPERT: usize = 2;
     const PER_LAYER_AND_GROUP: usize = 6;
     const PER_GROUP: usize = 2;
     const ELSEWHERE: usize = 32;
-    key.layers.len() * (PER_LAYER + PER_LAYER_AND_GROUP * key.groups.len())
+    let experts = hyper.experts.map_or(0, |of| PER_MIXTURE + PER_USED_EXPERT * of.used);
+    key.layers.len() * (PER_LAYER + experts + PER_LAYER_AND_GROUP * key.groups.len())
         + PER_GROUP * key.groups.len()
         + ELSEWHERE
 }

@@ -164,9 +164,12 @@ impl<'g> LayerGraph<'_, 'g> {
         self.selection.map_or(x, |selection| self.builder.get_rows(x, selection))
     }
 
-    /// `down(activation(gate(x)) * up(x))`.
+    /// `down(activation(gate(x)) * up(x))`, or a mixture of such networks.
     pub(super) fn feed_forward(&self, x: Tensor<'g>) -> Tensor<'g> {
         let weights = self.weights;
+        if let Some(router) = &weights.router {
+            return self.mixture(x, router);
+        }
         let up = self.project(x, &weights.up, weights.up_bias.as_ref());
         let gate = self.project(x, &weights.gate, weights.gate_bias.as_ref());
         let gated = match self.hyper.activation {
@@ -176,7 +179,12 @@ impl<'g> LayerGraph<'_, 'g> {
         self.project(gated, &weights.down, weights.down_bias.as_ref())
     }
 
-    fn project(&self, x: Tensor<'g>, weight: &Weight, bias: Option<&Weight>) -> Tensor<'g> {
+    pub(super) fn project(
+        &self,
+        x: Tensor<'g>,
+        weight: &Weight,
+        bias: Option<&Weight>,
+    ) -> Tensor<'g> {
         let stored = weight.for_rows(x.shape()[1]);
         let product = self.builder.mul_mat(self.builder.stored(&stored.set, stored.id), x);
         match bias {
@@ -185,7 +193,7 @@ impl<'g> LayerGraph<'_, 'g> {
         }
     }
 
-    fn stored(&self, weight: &Weight) -> Tensor<'g> {
+    pub(super) fn stored(&self, weight: &Weight) -> Tensor<'g> {
         let stored = weight.plain();
         self.builder.stored(&stored.set, stored.id)
     }

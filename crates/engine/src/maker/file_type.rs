@@ -123,6 +123,14 @@ pub(super) enum MatrixRole {
     Down {
         block: usize,
     },
+    /// Scores of experts, too few to be worth packing.
+    Router,
+    /// Gate and up matrices of all experts of a block.
+    Expert,
+    /// Down matrices of all experts of a block.
+    ExpertDown {
+        block: usize,
+    },
     Other,
 }
 
@@ -141,6 +149,9 @@ impl MixtureContext {
     /// The type of a matrix whose rows have `row_elements` elements.
     pub(super) fn tensor_type(&self, role: MatrixRole, row_elements: u64) -> TensorType {
         let base = self.file_type.base();
+        if role == MatrixRole::Router {
+            return TensorType::F32;
+        }
         if !base.is_quantised() {
             return base;
         }
@@ -148,8 +159,15 @@ impl MixtureContext {
             MatrixRole::Output => self.output_type(row_elements),
             MatrixRole::Embedding if self.tied_embeddings => self.output_type(row_elements),
             MatrixRole::Value { block } => self.value_type(block),
-            MatrixRole::Down { block } => self.down_type(block),
-            MatrixRole::Embedding | MatrixRole::Other => base,
+            MatrixRole::Expert | MatrixRole::ExpertDown { .. }
+                if self.file_type == FileType::MXFP4_MOE =>
+            {
+                TensorType::MXFP4
+            }
+            MatrixRole::Down { block } | MatrixRole::ExpertDown { block } => self.down_type(block),
+            MatrixRole::Embedding | MatrixRole::Router | MatrixRole::Expert | MatrixRole::Other => {
+                base
+            }
         };
         fitting(wanted, row_elements)
     }

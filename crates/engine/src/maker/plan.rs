@@ -11,18 +11,21 @@ use super::vocabulary;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PlannedTensor {
     pub(super) name: String,
-    /// Elements of a row, and rows; vectors have one row.
+    /// Elements of a row, and rows of all experts together; vectors have one row.
     pub(super) row_elements: u64,
     pub(super) rows: u64,
+    /// Experts, where there is a matrix for each.
+    pub(super) experts: Option<u64>,
     pub(super) tensor_type: TensorType,
     pub(super) values: Values,
 }
 
 impl PlannedTensor {
     fn dimensions(&self) -> Vec<u64> {
-        match self.tensor_type {
-            TensorType::F32 if self.rows == 1 => vec![self.row_elements],
-            _ => vec![self.row_elements, self.rows],
+        match (self.experts, self.tensor_type) {
+            (Some(experts), _) => vec![self.row_elements, self.rows / experts, experts],
+            (None, TensorType::F32) if self.rows == 1 => vec![self.row_elements],
+            (None, _) => vec![self.row_elements, self.rows],
         }
     }
 
@@ -57,9 +60,14 @@ impl ModelPlan {
             architecture: recipe.architecture.clone(),
         };
         let architecture = Architecture::from_name(&recipe.architecture).ok_or_else(unsupported)?;
-        // None of the architectures above has experts in the graphs of this project.
-        if recipe.shape.experts.is_some() {
-            return Err(unsupported());
+        let experts = recipe.shape.experts;
+        // Only Llama has models with experts and models without.
+        match architecture {
+            Architecture::Llama => {}
+            Architecture::Qwen3Moe if experts.is_some() => {}
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma3
+                if experts.is_none() => {}
+            _ => return Err(unsupported()),
         }
         check(&recipe.shape, vocabulary_size)?;
         let list = TensorList {
@@ -114,6 +122,15 @@ impl ModelPlan {
         writer
             .metadata(&key("rope.freq_base"), shape.rope_frequency_base)?
             .metadata(&key("attention.layer_norm_rms_epsilon"), shape.rms_norm_epsilon)?;
+        if let Some(experts) = shape.experts {
+            for (suffix, count) in [
+                ("expert_count", experts.count),
+                ("expert_used_count", experts.used),
+                ("expert_feed_forward_length", shape.feed_forward_length),
+            ] {
+                writer.metadata(&key(suffix), count as u32)?;
+            }
+        }
         if let (Architecture::Gemma3, Some(window)) = (self.architecture, shape.sliding_window) {
             writer
                 .metadata(&key("attention.sliding_window"), window.tokens)?
@@ -129,7 +146,7 @@ fn mixture(recipe: &ModelRecipe, architecture: Architecture) -> MixtureContext {
     let large_class = match architecture {
         Architecture::Llama => shape.original_blocks == 80 && grouped_queries,
         Architecture::Qwen2 => shape.original_blocks == 80,
-        Architecture::Qwen3 | Architecture::Gemma3 => false,
+        Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3 => false,
     };
     MixtureContext {
         file_type: recipe.file_type,
@@ -153,6 +170,15 @@ fn check(shape: &ModelShape, vocabulary_size: usize) -> Result<(), MakeError> {
     for (field, value, value_max) in counts {
         if !(1..=value_max).contains(&value) {
             return Err(MakeError::OutOfRange { field, value, value_max });
+        }
+    }
+    if let Some(experts) = shape.experts {
+        for (field, value, value_max) in
+            [("experts", experts.count, 512), ("used experts", experts.used, experts.count)]
+        {
+            if !(1..=value_max).contains(&value) {
+                return Err(MakeError::OutOfRange { field, value, value_max });
+            }
         }
     }
     if !shape.heads.is_multiple_of(shape.kv_heads) {
@@ -194,6 +220,9 @@ const QUERY_GAIN: f32 = 1.7;
 /// Makes up for what the gate takes from the feed-forward network.
 const DOWN_GAIN: f32 = 1.7;
 
+/// Standard deviation of the scores of experts: those that a row uses differ clearly from the others.
+const ROUTER_GAIN: f32 = 2.0;
+
 /// Weight of Gemma's norms after attention and feed-forward. Its embedding is scaled up by the
 /// root of the width; the layers have to outweigh that.
 const POST_NORM_MEAN: f32 = 8.0;
@@ -228,11 +257,13 @@ impl TensorList<'_> {
     fn block(&mut self, block: usize) {
         let width = self.shape.embedding_length as u64;
         let head = self.shape.head_length as u64;
-        let hidden = self.shape.feed_forward_length as u64;
         let query_rows = self.shape.heads as u64 * head;
         let kv_rows = self.shape.kv_heads as u64 * head;
         let name = |part: &str| format!("blk.{block}.{part}");
-        let normed_heads = matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3);
+        let normed_heads = matches!(
+            self.architecture,
+            Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3
+        );
         let query_gain = if normed_heads { 1.0 } else { QUERY_GAIN };
         let post_norm = self.architecture == Architecture::Gemma3;
         let value = MatrixRole::Value { block };
@@ -261,12 +292,41 @@ impl TensorList<'_> {
             self.norm(&name("post_attention_norm.weight"), width, POST_NORM_MEAN);
         }
         self.norm(&name("ffn_norm.weight"), width, 1.0);
-        self.matrix(&name("ffn_gate.weight"), other, [width, hidden], 1.0);
-        self.matrix(&name("ffn_up.weight"), other, [width, hidden], 1.0);
-        let down = MatrixRole::Down { block };
-        self.matrix(&name("ffn_down.weight"), down, [hidden, width], DOWN_GAIN);
+        self.feed_forward(block);
         if post_norm {
             self.norm(&name("post_ffw_norm.weight"), width, POST_NORM_MEAN);
+        }
+    }
+
+    /// The feed-forward network of a block, or the router and its experts.
+    fn feed_forward(&mut self, block: usize) {
+        let width = self.shape.embedding_length as u64;
+        let hidden = self.shape.feed_forward_length as u64;
+        let name = |part: &str| format!("blk.{block}.{part}");
+        let other = MatrixRole::Other;
+        let down = MatrixRole::Down { block };
+        let Some(experts) = self.shape.experts else {
+            self.matrix(&name("ffn_gate.weight"), other, [width, hidden], 1.0);
+            self.matrix(&name("ffn_up.weight"), other, [width, hidden], 1.0);
+            self.matrix(&name("ffn_down.weight"), down, [hidden, width], DOWN_GAIN);
+            return;
+        };
+        let router = MatrixRole::Router;
+        self.matrix(
+            &name("ffn_gate_inp.weight"),
+            router,
+            [width, experts.count as u64],
+            ROUTER_GAIN,
+        );
+        for (part, role, [row_elements, rows], gain) in [
+            ("ffn_gate_exps.weight", MatrixRole::Expert, [width, hidden], 1.0),
+            ("ffn_up_exps.weight", MatrixRole::Expert, [width, hidden], 1.0),
+            ("ffn_down_exps.weight", MatrixRole::ExpertDown { block }, [hidden, width], DOWN_GAIN),
+        ] {
+            let rows = rows * experts.count as u64;
+            self.matrix(&name(part), role, [row_elements, rows], gain);
+            let made = self.tensors.last_mut().expect("made just before");
+            made.experts = Some(experts.count as u64);
         }
     }
 
@@ -276,6 +336,7 @@ impl TensorList<'_> {
             name: name.to_owned(),
             row_elements,
             rows,
+            experts: None,
             tensor_type: self.mixture.tensor_type(role, row_elements),
             values: Values::Normal { mean: 0.0, deviation: gain / (row_elements as f32).sqrt() },
         });
@@ -290,6 +351,7 @@ impl TensorList<'_> {
             name: name.to_owned(),
             row_elements: elements,
             rows: 1,
+            experts: None,
             tensor_type: TensorType::F32,
             values,
         });

@@ -41,7 +41,7 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
 /// It takes the vocabulary as it is. A recipe of an architecture that cannot be made is refused
 /// when it is made.
 pub fn small_model(architecture: &str, file_type: FileType) -> ModelRecipe {
-    let family = [&LLAMA_2, &QWEN_2_5, &QWEN_3, &GEMMA_3]
+    let family = [&LLAMA_2, &QWEN_2_5, &QWEN_3, &QWEN_3_EXPERTS, &GEMMA_3]
         .into_iter()
         .find(|family| family.architecture == architecture)
         .unwrap_or(&LLAMA_2);
@@ -57,6 +57,10 @@ pub fn small_model(architecture: &str, file_type: FileType) -> ModelRecipe {
     recipe.name = format!("small {architecture}");
     architecture.clone_into(&mut recipe.architecture);
     recipe.shape.vocabulary_size = None;
+    if let Some(experts) = &mut recipe.shape.experts {
+        *experts = ExpertShape { count: 8, used: 3 };
+        recipe.shape.feed_forward_length = 256;
+    }
     if let Some(window) = &mut recipe.shape.sliding_window {
         // Four blocks and a short text see both kinds of layers, and the end of the window.
         *window = SlidingWindowShape { tokens: 16, period: 3 };

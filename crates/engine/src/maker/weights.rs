@@ -211,6 +211,7 @@ mod tests {
             name: "output.weight".to_owned(),
             row_elements: 1_024,
             rows: 3_000,
+            experts: None,
             tensor_type,
             values: Values::Normal { mean: 0.0, deviation: 0.5 },
         };

@@ -272,6 +272,7 @@ fn for_each_mut(layer: &mut LayerTensors, change: impl FnMut(&mut TensorInfo)) {
         layer.attention_output_bias.as_mut(),
         layer.attention_post_norm.as_mut(),
         Some(&mut layer.feed_forward_norm),
+        layer.router.as_mut(),
         Some(&mut layer.gate),
         layer.gate_bias.as_mut(),
         Some(&mut layer.up),

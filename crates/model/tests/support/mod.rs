@@ -35,6 +35,8 @@ pub(crate) const HEADS: u64 = 4;
 pub(crate) const KV_HEADS: u64 = 2;
 pub(crate) const HEAD: u64 = 16;
 pub(crate) const VOCABULARY: u64 = 6;
+pub(crate) const EXPERTS: u64 = 5;
+pub(crate) const EXPERTS_USED: u64 = 2;
 
 impl Blueprint {
     /// A model of seven layers: one more than the period of Gemma's windows.
@@ -68,6 +70,13 @@ impl Blueprint {
         if architecture == Architecture::Gemma3 {
             blueprint.set("gemma3.attention.sliding_window", Setting::U32(32));
         }
+        if architecture == Architecture::Qwen3Moe {
+            // Of one expert; the length of a whole network is not used then.
+            blueprint.set("qwen3moe.expert_feed_forward_length", Setting::U32(FEED_FORWARD as u32));
+            blueprint.set("qwen3moe.feed_forward_length", Setting::U32(7));
+            blueprint.set("qwen3moe.expert_count", Setting::U32(EXPERTS as u32));
+            blueprint.set("qwen3moe.expert_used_count", Setting::U32(EXPERTS_USED as u32));
+        }
         blueprint.tensor("token_embd.weight", &[EMBEDDING, VOCABULARY], TensorType::Q8_0);
         blueprint.tensor("output_norm.weight", &[EMBEDDING], TensorType::F32);
         (0..LAYERS).for_each(|layer| blueprint.layer(architecture, layer));
@@ -87,7 +96,7 @@ impl Blueprint {
                 vector("attn_k.bias", KV_HEADS * HEAD);
                 vector("attn_v.bias", KV_HEADS * HEAD);
             }
-            Architecture::Qwen3 => {
+            Architecture::Qwen3 | Architecture::Qwen3Moe => {
                 vector("attn_q_norm.weight", HEAD);
                 vector("attn_k_norm.weight", HEAD);
             }
@@ -99,15 +108,35 @@ impl Blueprint {
             }
         }
         for (part, columns, rows) in [
-            ("attn_q.weight", EMBEDDING, HEADS * HEAD),
-            ("attn_k.weight", EMBEDDING, KV_HEADS * HEAD),
-            ("attn_v.weight", EMBEDDING, KV_HEADS * HEAD),
-            ("attn_output.weight", HEADS * HEAD, EMBEDDING),
-            ("ffn_gate.weight", EMBEDDING, FEED_FORWARD),
-            ("ffn_up.weight", EMBEDDING, FEED_FORWARD),
-            ("ffn_down.weight", FEED_FORWARD, EMBEDDING),
+            ("attn_q", EMBEDDING, HEADS * HEAD),
+            ("attn_k", EMBEDDING, KV_HEADS * HEAD),
+            ("attn_v", EMBEDDING, KV_HEADS * HEAD),
+            ("attn_output", HEADS * HEAD, EMBEDDING),
         ] {
-            self.tensor(&format!("blk.{layer}.{part}"), &[columns, rows], TensorType::Q4_0);
+            self.tensor(&format!("blk.{layer}.{part}.weight"), &[columns, rows], TensorType::Q4_0);
+        }
+        self.feed_forward(architecture == Architecture::Qwen3Moe, layer);
+    }
+
+    /// The feed-forward network of a layer, with or without experts.
+    pub(crate) fn feed_forward(&mut self, experts: bool, layer: u32) {
+        for (part, columns, rows) in [
+            ("gate", EMBEDDING, FEED_FORWARD),
+            ("up", EMBEDDING, FEED_FORWARD),
+            ("down", FEED_FORWARD, EMBEDDING),
+        ] {
+            let name = format!("blk.{layer}.ffn_{part}");
+            self.remove(&format!("{name}.weight"));
+            if experts {
+                let shape = [columns, rows, EXPERTS];
+                self.tensor(&format!("{name}_exps.weight"), &shape, TensorType::Q4_0);
+            } else {
+                self.tensor(&format!("{name}.weight"), &[columns, rows], TensorType::Q4_0);
+            }
+        }
+        if experts {
+            let router = format!("blk.{layer}.ffn_gate_inp.weight");
+            self.tensor(&router, &[EMBEDDING, EXPERTS], TensorType::F32);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use motley_cluster::{
-    Attention, Bytes, Flops, FormatVersion, LayerSpec, ModelProfile, ModelSpec, WeightType,
+    Attention, Bytes, Experts, Flops, FormatVersion, LayerSpec, ModelProfile, ModelSpec, WeightType,
 };
 use motley_engine::Model;
 use motley_model::{ModelDirectory, TensorInfo};
@@ -55,7 +55,7 @@ pub(crate) fn of_directory(
         head_width: u32::try_from(hyper.key_length)?,
         feed_forward_width: widest(|layer| layer.feed_forward_length)?,
         vocabulary: u32::try_from(hyper.vocabulary_size)?,
-        experts: None,
+        experts: experts(directory)?,
         activation_element_bytes: ACTIVATION_ELEMENT_BYTES,
         embedding_bytes: Bytes::new(directory.embedding_bytes()),
         output_bytes: Bytes::new(directory.head_bytes()),
@@ -66,12 +66,19 @@ pub(crate) fn of_directory(
     Ok(ModelProfile::new(spec)?)
 }
 
+fn experts(directory: &ModelDirectory) -> Result<Option<Experts>, Failure> {
+    let Some(experts) = directory.hyper.experts else { return Ok(None) };
+    let (count, used) = (u32::try_from(experts.count)?, u32::try_from(experts.used)?);
+    Ok(Some(Experts { count, used }))
+}
+
 fn layer_spec(directory: &ModelDirectory, index: usize) -> Result<LayerSpec, Failure> {
     let hyper = &directory.hyper;
     let (tensors, shape) = (&directory.layers[index], &hyper.layers[index]);
     let mut work: BTreeMap<WeightType, u64> = BTreeMap::new();
-    for matrix in tensors.matrices() {
-        *work.entry(weight_type(matrix)?).or_default() += 2 * matrix.elements();
+    let used = hyper.experts.map_or(0, |experts| experts.used);
+    for (matrix, elements) in tensors.products(used) {
+        *work.entry(weight_type(matrix)?).or_default() += 2 * elements;
     }
     let mut matmul_flops = BTreeMap::new();
     for (weight, count) in work {
@@ -84,8 +91,8 @@ fn layer_spec(directory: &ModelDirectory, index: usize) -> Result<LayerSpec, Fai
     let rows = hyper.key_row_elements(shape) + hyper.value_row_elements(shape);
     let per_context_token = 4 * shape.head_count as u64 * hyper.key_length as u64;
     Ok(LayerSpec {
-        dense_bytes: Bytes::new(directory.layer_bytes(index)),
-        expert_bytes: Bytes::ZERO,
+        dense_bytes: Bytes::new(tensors.dense_bytes()),
+        expert_bytes: Bytes::new(tensors.expert_bytes()),
         attention,
         kv_elements_per_token: rows,
         matmul_flops,
