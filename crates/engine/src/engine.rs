@@ -324,6 +324,7 @@ impl Engine {
             head: options.head,
             placement: &options.placement,
             sites: &workers.sites,
+            batch_rows: options.batch_rows_max,
         };
         let (weights, store) = Weights::load(model.files(), directory, parts, &layouts)?;
         let shape = CacheShape::of(options);
@@ -346,6 +347,7 @@ impl Engine {
             batch_rows_max: options.batch_rows_max,
             scratch: Scratch::default(),
         };
+        engine.follow_experts();
         engine.reserve()?;
         engine.place_weights(&options.placement)?;
         if model.files().iter().any(|file| file.was_truncated()) {
@@ -570,7 +572,7 @@ impl Engine {
         let window = self.graphs.get_mut(index);
         let site = self.workers.sites.of_window(&window.key.layers, window.key.from_tokens);
         let worker = self.workers.at(site);
-        match &self.store {
+        match &mut self.store {
             Some(store) if site == Site::Processor => {
                 store.run(&mut worker.backend, window, self.reading)?;
             }

@@ -46,6 +46,12 @@ impl KeptGraphs {
         self.graphs.len() - 1
     }
 
+    /// Drops all graphs: what they were built from has changed.
+    pub(crate) fn clear(&mut self) {
+        self.graphs.clear();
+        self.tensors = 0;
+    }
+
     /// Every kept graph.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut WindowGraph> {
         self.graphs.iter_mut().map(|kept| &mut kept.window)

@@ -55,6 +55,9 @@ pub use sampling::{
     SamplingParameterError, SamplingParameters, StopMatcher, StopStringError, StopVerdict,
     TOP_LOGPROBS_MAX, TextStream, TokenLogProbabilities, TokenLogProbability, TokenMask,
 };
-pub use stream::{ReadError, ReadRate, StreamOptions, read_rate, stream_buffer_bytes};
+pub use stream::{
+    ExpertFigures, ReadError, ReadRate, StreamOptions, expert_slots_bytes, read_rate,
+    stream_buffer_bytes,
+};
 pub use streaming::{LayerWeightsBytes, ResidencyError, StreamFigures};
 pub use workers::{Declined, GpuMemory};

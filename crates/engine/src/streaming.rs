@@ -2,22 +2,29 @@
 
 use std::time::Duration;
 
+use motley_ggml::TensorError;
+
 use crate::engine::{Engine, LoadError, Step, StepError};
 use crate::placement::{Placement, Residency, Rule};
 use crate::sites::Site;
-use crate::stream::{ReadError, ReadRate, Reading, Store, spread};
+use crate::stream::{ExpertFigures, ExpertStore, ReadError, ReadRate, Reading, Store, spread};
 
 /// What an engine streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamFigures {
-    /// Bytes of weights that are read each time all held layers are used.
+    /// Bytes of weights that are read each time all held layers are used; of experts what one token
+    /// reads if all are equally likely to be chosen.
     pub streamed_bytes: u64,
+    /// Of these, bytes that every token reads, whichever experts it uses.
+    pub dense_streamed_bytes: u64,
     /// Bytes of weights of layers that stay in memory or are on their way there.
     pub resident_bytes: u64,
     /// Bytes read from disk since the engine was loaded, whole blocks.
     pub bytes_read: u64,
     /// Whether the system's cache is passed by.
     pub direct: bool,
+    /// The experts, where they come and go.
+    pub experts: Option<ExpertFigures>,
 }
 
 /// Where the weights of one layer are.
@@ -68,6 +75,9 @@ pub enum ResidencyError {
     /// Weights could not be read.
     #[error("cannot read the model's weights")]
     Read(#[from] ReadError),
+    /// Tensors of another size were refused.
+    #[error("cannot hold the model's experts")]
+    Experts(#[from] TensorError),
 }
 
 impl Engine {
@@ -75,9 +85,11 @@ impl Engine {
     pub fn stream_figures(&self) -> Option<StreamFigures> {
         self.store.as_ref().map(|store| StreamFigures {
             streamed_bytes: store.streamed_bytes(),
+            dense_streamed_bytes: store.dense_streamed_bytes(),
             resident_bytes: store.resident_bytes() - store.fixed_bytes(),
             bytes_read: store.bytes_read(),
             direct: store.is_direct(),
+            experts: store.experts.as_ref().map(ExpertStore::figures),
         })
     }
 
@@ -121,7 +133,8 @@ impl Engine {
         let stays: Vec<bool> =
             store.movable().map(|(layer, _)| residencies[place(layer)] == Residency::Ram).collect();
         store.set_staying(&stays);
-        Ok(())
+        let stays = |layer| residencies[place(layer)] == Residency::Ram;
+        Ok(self.set_expert_slots(|experts| experts.set_staying(stays))?)
     }
 
     /// Keeps as many pieces of layers in memory as fit into `bytes` beside everything else that the
@@ -135,8 +148,7 @@ impl Engine {
             let least_bytes = needed.least_bytes();
             return Err(ResidencyError::Budget { budget_bytes: bytes, least_bytes });
         }
-        self.spread_within(bytes, needed);
-        Ok(())
+        Ok(self.spread_within(bytes, needed)?)
     }
 
     /// Waits until the layers that are on their way to memory have arrived.
@@ -177,8 +189,8 @@ impl Engine {
     ///
     /// # Errors
     /// When they cannot be read.
-    pub fn measure_read_rate(&self, duration: Duration) -> Result<Option<ReadRate>, ReadError> {
-        self.store.as_ref().map_or(Ok(None), |store| store.read_rate(duration))
+    pub fn measure_read_rate(&mut self, duration: Duration) -> Result<Option<ReadRate>, ReadError> {
+        self.store.as_mut().map_or(Ok(None), |store| store.read_rate(duration))
     }
 
     /// Brings what is to stay into memory, at load.
@@ -190,7 +202,7 @@ impl Engine {
                 if least_bytes > budget_bytes && whole_bytes > budget_bytes {
                     return Err(LoadError::Budget { budget_bytes, least_bytes, whole_bytes });
                 }
-                self.spread_within(budget_bytes, needed);
+                self.spread_within(budget_bytes, needed)?;
             }
             Rule::Uniform(_) | Rule::PerLayer(_) => {
                 let place = |layer| self.held.index_of(layer).expect("held here");
@@ -199,21 +211,50 @@ impl Engine {
                 let stays: Vec<bool> =
                     store.movable().map(|(layer, _)| residency(layer) == Residency::Ram).collect();
                 store.set_staying(&stays);
+                let stays: Vec<bool> =
+                    self.held.iter().map(|layer| residency(layer) == Residency::Ram).collect();
+                let held = self.held.clone();
+                let place = |layer| held.index_of(layer).expect("held here");
+                self.set_expert_slots(|experts| experts.set_staying(|layer| stays[place(layer)]))?;
             }
         }
         Ok(self.settle()?)
     }
 
-    fn spread_within(&mut self, bytes: u64, needed: MemoryNeeded) {
+    /// Divides `bytes`: what every token needs comes before experts, of which each token needs few.
+    fn spread_within(&mut self, bytes: u64, needed: MemoryNeeded) -> Result<(), TensorError> {
         let store = self.store.as_mut().expect("known from the memory needed");
         let sizes: Vec<usize> = store.movable().map(|(_, bytes)| bytes).collect();
-        let room = bytes.saturating_sub(needed.fixed_bytes);
-        let stays = if room >= needed.movable_bytes {
+        let room = bytes.saturating_sub(needed.fixed_bytes + needed.experts_least_bytes);
+        let fits = room >= needed.movable_bytes;
+        let stays = if fits {
             vec![true; sizes.len()]
         } else {
             spread(&sizes, room.saturating_sub(needed.buffer_bytes))
         };
         store.set_staying(&stays);
+        let left = if fits { room - needed.movable_bytes } else { 0 };
+        self.set_expert_slots(|experts| experts.set_bytes(needed.experts_least_bytes + left))
+    }
+
+    /// Changes the number of slots for experts, if there are any, and all that depends on it.
+    fn set_expert_slots(
+        &mut self,
+        change: impl FnOnce(&mut ExpertStore) -> Result<bool, TensorError>,
+    ) -> Result<(), TensorError> {
+        let experts = self.store.as_mut().and_then(|store| store.experts.as_mut());
+        if experts.map_or(Ok(false), change)? {
+            self.follow_experts();
+        }
+        Ok(())
+    }
+
+    /// Takes the tensors of experts as they are now; graphs with others are worthless.
+    pub(crate) fn follow_experts(&mut self) {
+        if let Some(store) = &self.store {
+            self.weights.follow_experts(store);
+            self.graphs.clear();
+        }
     }
 
     /// What has to be in memory; nothing where all weights are placed for good.
@@ -226,6 +267,8 @@ impl Engine {
             fixed_bytes: copied + store.fixed_bytes() + memory.cache_bytes + memory.compute_bytes,
             buffer_bytes: store.buffer_bytes_if_streamed(),
             movable_bytes,
+            experts_least_bytes: store.experts.as_ref().map_or(0, ExpertStore::least_bytes),
+            experts_whole_bytes: store.experts.as_ref().map_or(0, ExpertStore::whole_bytes),
         })
     }
 
@@ -251,14 +294,18 @@ struct MemoryNeeded {
     buffer_bytes: u64,
     /// Weights that may be streamed.
     movable_bytes: u64,
+    /// Slots for the experts of one layer.
+    experts_least_bytes: u64,
+    /// Slots for all experts.
+    experts_whole_bytes: u64,
 }
 
 impl MemoryNeeded {
     fn least_bytes(&self) -> u64 {
-        self.fixed_bytes + self.buffer_bytes.min(self.movable_bytes)
+        self.fixed_bytes + self.experts_least_bytes + self.buffer_bytes.min(self.movable_bytes)
     }
 
     fn whole_bytes(&self) -> u64 {
-        self.fixed_bytes + self.movable_bytes
+        self.fixed_bytes + self.experts_whole_bytes + self.movable_bytes
     }
 }

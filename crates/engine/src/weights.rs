@@ -14,7 +14,7 @@ use crate::layer_set::LayerSet;
 use crate::layout::{Layout, Layouts};
 use crate::placement::{Placement, Residency};
 use crate::sites::{Site, Sites};
-use crate::stream::{Group, Store, StoreError, cut_layer};
+use crate::stream::{Declared, ExpertLayer, ExpertSizes, Group, Store, StoreError, cut_layer};
 
 /// A tensor in one set.
 #[derive(Clone, Debug)]
@@ -64,6 +64,8 @@ pub(crate) struct LayerWeights {
     pub(crate) attention_post_norm: Option<Weight>,
     pub(crate) feed_forward_norm: Weight,
     pub(crate) router: Option<Weight>,
+    /// Slots that rows name in place of experts, where these come and go.
+    pub(crate) expert_slots: Option<usize>,
     pub(crate) gate: Weight,
     pub(crate) gate_bias: Option<Weight>,
     pub(crate) up: Weight,
@@ -104,9 +106,24 @@ pub(crate) struct Parts<'p> {
     pub(crate) head: bool,
     pub(crate) placement: &'p Placement,
     pub(crate) sites: &'p Sites,
+    /// Rows in one batch at most.
+    pub(crate) batch_rows: usize,
 }
 
 impl Weights {
+    /// Follows the tensors of experts that come and go.
+    pub(crate) fn follow_experts(&mut self, store: &Store) {
+        let Some(experts) = &store.experts else { return };
+        for (layer, weights) in self.held.iter().zip(&mut self.layers) {
+            let Some((set, slots)) = experts.tensors(layer) else { continue };
+            weights.expert_slots = Some(slots);
+            let networks = [&mut weights.gate, &mut weights.up, &mut weights.down];
+            for (id, weight) in set.ids().zip(networks) {
+                weight.plain = Some(Stored { set: Rc::clone(set), id });
+            }
+        }
+    }
+
     /// Loads the weights; those whose layers may move are declared only, in the store.
     pub(crate) fn load(
         files: &[Arc<MappedFile>],
@@ -311,6 +328,7 @@ impl Loader {
         let placement = parts.placement;
         let mut mapped = Vec::new();
         let mut groups: Vec<Group<'_>> = Vec::new();
+        let mut experts: Vec<ExpertLayer<'_>> = Vec::new();
         for (index, layer) in parts.layers.iter().enumerate() {
             let tensors = &directory.layers[layer];
             if parts.sites.of_layer(layer) != Site::Processor {
@@ -322,6 +340,7 @@ impl Loader {
             }
             let pieces = cut_layer(tensors, placement.stream.piece_bytes).into_iter();
             groups.extend(pieces.map(|tensors| Group::new(tensors, Some(layer))));
+            experts.extend(tensors.experts().map(|_| ExpertLayer { layer, tensors }));
         }
         if parts.head && parts.sites.head() == Site::Processor {
             groups.push(Group::new(vec![directory.head_matrix()], None));
@@ -330,8 +349,13 @@ impl Loader {
         for file in files_of(files, &mapped) {
             self.map_all(file.0, &file.1, true)?;
         }
-        let in_pieces =
-            |tensor: &TensorInfo| groups.iter().any(|group| group.tensors.contains(&tensor));
+        let in_pieces = |tensor: &TensorInfo| {
+            let of_layer = |of: &ExpertLayer<'_>| {
+                of.tensors.experts().is_some_and(|experts| experts.contains(&tensor))
+            };
+            groups.iter().any(|group| group.tensors.contains(&tensor))
+                || experts.iter().any(of_layer)
+        };
         let (rows, small): (Vec<&TensorInfo>, Vec<&TensorInfo>) = wanted
             .iter()
             .map(|wanted| wanted.tensor)
@@ -345,8 +369,14 @@ impl Loader {
         }
         let members: Vec<Vec<&TensorInfo>> =
             groups.iter().map(|group| group.tensors.clone()).collect();
-        let store = Store::new(files, groups, &placement.stream)?;
+        let of_experts: Vec<&TensorInfo> =
+            experts.iter().filter_map(|of| of.tensors.experts()).flatten().collect();
+        let sizes = directory.hyper.experts;
+        let sizes = sizes.map(|experts| ExpertSizes { experts, batch_rows: parts.batch_rows });
+        let store = Store::new(files, Declared { groups, experts, sizes }, &placement.stream)?;
         store.sets().zip(&members).for_each(|(set, tensors)| self.add_plain(set, tensors));
+        // Their tensors follow once the layers are there.
+        of_experts.into_iter().for_each(|tensor| self.add(tensor, None));
         Ok(store)
     }
 
@@ -485,6 +515,7 @@ impl Loaded<'_> {
             attention_post_norm: self.optional(layer.attention_post_norm.as_ref()),
             feed_forward_norm: self.weight(&layer.feed_forward_norm),
             router: self.optional(layer.router.as_ref()),
+            expert_slots: None,
             gate: self.weight(&layer.gate),
             gate_bias: self.optional(layer.gate_bias.as_ref()),
             up: self.weight(&layer.up),

@@ -58,7 +58,7 @@ fn check_equal(found: &Greedy, expected: &Greedy, what: &str) {
 
 #[test]
 fn streamed_layers_give_the_logits_of_mapped_ones_in_every_architecture_and_cut() {
-    for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
+    for architecture in ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"] {
         let Some((_folder, fixture)) = Fixture::made(&recipe(architecture)) else { return };
         let mut mapped = fixture.engine(1, LayoutChoice::Plain, CacheElement::F16);
         let prompt = long_prompt();

@@ -132,7 +132,7 @@ fn check_ring(fixture: &Fixture, prompt: &[Token], count: usize) {
 
 #[test]
 fn rings_of_several_rounds_give_the_logits_of_one_engine_in_every_architecture() {
-    for architecture in ["llama", "qwen2", "qwen3", "gemma3"] {
+    for architecture in ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"] {
         let Some((_folder, fixture)) = Fixture::made(&recipe(architecture, 6)) else { return };
         check_ring(&fixture, &long_prompt(), 8);
     }

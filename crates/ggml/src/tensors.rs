@@ -35,7 +35,7 @@ pub struct PlacedTensor {
 }
 
 /// Why a set of tensors could not be made or touched.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TensorError {
     /// A dimension is zero, or the sizes overflow, or rows are no whole blocks.
     #[error("tensor {name} has the impossible shape {shape:?} for type {element}")]

@@ -1,6 +1,8 @@
 //! Which part of a model stays in memory and how long its contexts are, within the memory there is.
 
-use motley_engine::{Model, Placement, Residency, StreamOptions, stream_buffer_bytes};
+use motley_engine::{
+    Model, Placement, Residency, StreamOptions, expert_slots_bytes, stream_buffer_bytes,
+};
 use motley_model::ModelDirectory;
 
 use crate::failure::{Failure, Kind};
@@ -100,7 +102,7 @@ fn streamed(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
     let large = rows(usize::MAX);
     let roomy = memory::needed(directory, &large, most)?.compute_bytes <= room / 8;
     let usage = if roomy { large } else { rows(STREAM_BATCH_ROWS) };
-    let fixed = fixed_bytes(directory);
+    let fixed = fixed_bytes(directory, usize::try_from(usage.batch_rows)?);
     let least = |context: u64| -> anyhow::Result<u64> {
         let needed = memory::needed(directory, &usage, context)?;
         Ok(fixed.saturating_add(needed.model.cache_bytes).saturating_add(needed.compute_bytes))
@@ -124,14 +126,15 @@ fn streamed(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
     Ok(Fitted { context_tokens, batch_rows, placement: Placement::within(room) })
 }
 
-/// What stays in memory of a model whose every layer is streamed.
-fn fixed_bytes(directory: &ModelDirectory) -> u64 {
+/// What stays in memory of a model whose every layer is streamed, in batches of so many rows.
+fn fixed_bytes(directory: &ModelDirectory, batch_rows: usize) -> u64 {
     let vectors = |layer: &motley_model::LayerTensors| {
         layer.bytes() - layer.matrices().iter().map(|matrix| matrix.bytes).sum::<u64>()
     };
     let vectors: u64 = directory.layers.iter().map(vectors).sum();
     let buffer = stream_buffer_bytes(directory, &StreamOptions::default());
-    directory.head_matrix().bytes + directory.output_norm.bytes + vectors + buffer
+    let experts = expert_slots_bytes(directory, batch_rows);
+    directory.head_matrix().bytes + directory.output_norm.bytes + vectors + buffer + experts
 }
 
 fn refusal(budget: u64, least_bytes: u64, fitting: Option<u64>) -> Failure {

@@ -74,7 +74,7 @@ fn broken_files() {
         "sem_arch_unknown.gguf",
         &expect![[r#"
         exit 1
-        motley: cannot run the model in FIXTURES/sem_arch_unknown.gguf: architecture '../../../tmp/x' is not supported (supported are llama, qwen2, qwen3, gemma3)
+        motley: cannot run the model in FIXTURES/sem_arch_unknown.gguf: architecture '../../../tmp/x' is not supported (supported are llama, qwen2, qwen3, qwen3moe, gemma3)
         hint: motley version lists what can be run
     "#]],
     );

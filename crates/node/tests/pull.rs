@@ -416,7 +416,7 @@ fn models_of_ollama_are_used_where_they_lie_and_not_removed() {
     let listed = rig.run(&["list"], &variables);
     expect![[r#"
         name           size  architecture  quantisation  from
-        tiny:latest  131 kB  none          ?             Ollama; cannot be run: architecture 'none' is not supported (supported are llama, qwen2, qwen3, gemma3)
+        tiny:latest  131 kB  none          ?             Ollama; cannot be run: architecture 'none' is not supported (supported are llama, qwen2, qwen3, qwen3moe, gemma3)
     "#]]
     .assert_eq(&stdout(&listed));
     let shown = rig.run(&["show", "tiny"], &variables);

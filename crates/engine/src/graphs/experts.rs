@@ -3,6 +3,7 @@
 
 use motley_ggml::Tensor;
 
+use crate::graphs::ExpertInputs;
 use crate::graphs::parts::LayerGraph;
 use crate::weights::Weight;
 
@@ -15,7 +16,16 @@ impl<'g> LayerGraph<'_, 'g> {
         let route = builder.route(self.project(x, router, None), used);
         let shares = builder.route_shares(&route);
         builder.expand(shares);
-        let ids = route.chosen;
+        let ids = match weights.expert_slots {
+            None => route.chosen,
+            Some(limit) => {
+                let (ids, slots) = builder.expert_ids(used, rows, limit);
+                let order = builder.route_order(&route);
+                let inputs = ExpertInputs { layer: self.layer, order, slots };
+                self.experts.borrow_mut().push(inputs);
+                ids
+            }
+        };
         let x = builder.reshape(x, [width, 1, rows, 1]);
         let up = builder.mul_mat_experts(self.stored(&weights.up), x, &ids);
         let gate = builder.mul_mat_experts(self.stored(&weights.gate), x, &ids);

@@ -8,6 +8,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3moe;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use motley_ggml::{Builder, ElementType, Graph, Input, Output, Tensor};
@@ -16,6 +17,7 @@ use motley_model::{Architecture, HyperParameters};
 use crate::cache::Cache;
 use crate::graphs::parts::LayerGraph;
 use crate::rows::Group;
+use crate::stream::Needs;
 use crate::weights::Weights;
 
 /// What a graph gives back.
@@ -74,8 +76,20 @@ pub(crate) struct WindowGraph {
     pub(crate) product: Option<Output>,
     /// Normed hidden states, where they are wanted beside logits.
     pub(crate) states: Option<Output>,
-    /// For each segment the piece that it needs, where weights come and go.
-    pub(crate) pieces: Vec<Option<usize>>,
+    /// Layers whose experts come and go.
+    pub(crate) experts: Vec<ExpertInputs>,
+    /// For each segment what it needs, where weights come and go.
+    pub(crate) needs: Vec<Needs>,
+}
+
+/// Where a layer tells which experts it needs, and is told where they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertInputs {
+    pub(crate) layer: usize,
+    /// All experts of each row, the chosen ones first; readable before the layer's experts run.
+    pub(crate) order: Output,
+    /// The slot of each chosen expert of each row.
+    pub(crate) slots: Input,
 }
 
 /// The tensors behind [`LookInputs`].
@@ -112,6 +126,7 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
             hidden = builder.get_rows(hidden, selection);
         }
         let mut wanted = true;
+        let experts = RefCell::default();
         for layer in key.layers.clone() {
             let last = layer == last_layer;
             let graph = LayerGraph {
@@ -126,12 +141,14 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
                 shared: &shared,
                 selection: selection.filter(|_| last),
                 without_product: last && key.selected == Some(0),
+                experts: &experts,
             };
             match layer_of(sources.hyper.architecture, &graph, hidden) {
                 Some(next) => hidden = next,
                 None => wanted = false,
             }
         }
+        handles.experts = experts.into_inner();
         if wanted && key.selected != Some(0) {
             match key.product {
                 Product::Hidden => handles.product = Some(builder.output(hidden)),
@@ -150,7 +167,8 @@ pub(crate) fn build(key: GraphKey, sources: Sources<'_>) -> WindowGraph {
         selection: handles.selection,
         product: handles.product,
         states: handles.states,
-        pieces: Vec::new(),
+        experts: handles.experts,
+        needs: Vec::new(),
     }
 }
 
@@ -163,6 +181,7 @@ struct Handles {
     selection: Option<Input>,
     product: Option<Output>,
     states: Option<Output>,
+    experts: Vec<ExpertInputs>,
 }
 
 fn layer_of<'g>(

@@ -1,11 +1,13 @@
 //! The parts that layers are made of. The order of operations is llama.cpp's, so that results
 //! are equal to the last bit.
 
+use std::cell::RefCell;
+
 use motley_ggml::{Attention, Builder, Rope, RopeKind, Tensor};
 use motley_model::{Activation, HyperParameters, LayerShape, RopeKind as ModelRopeKind};
 
 use crate::cache::Cache;
-use crate::graphs::{GraphKey, Shared};
+use crate::graphs::{ExpertInputs, GraphKey, Shared};
 use crate::rows::Group;
 use crate::weights::{LayerWeights, Weight};
 
@@ -25,6 +27,8 @@ pub(super) struct LayerGraph<'e, 'g> {
     pub(super) selection: Option<Tensor<'g>>,
     /// Only the cache is wanted from this layer.
     pub(super) without_product: bool,
+    /// Layers whose experts come and go, as they are built.
+    pub(super) experts: &'e RefCell<Vec<ExpertInputs>>,
 }
 
 impl<'g> LayerGraph<'_, 'g> {

@@ -2,10 +2,12 @@
 //!
 //! A layer's matrices are cut into pieces in the order of their use. Reader threads fill pieces
 //! ahead of use, past the system's cache, into one small buffer that wraps around; the order of
-//! use is cyclic, so that they run ahead across layers, windows, rounds and tokens.
+//! use is cyclic, so that they run ahead across layers, windows, rounds and tokens. Experts are read
+//! when a router has chosen them, into slots where the hottest stay.
 
 use motley_model::ModelDirectory;
 
+mod experts;
 mod pieces;
 mod pool;
 mod rate;
@@ -14,12 +16,14 @@ mod source;
 mod spread;
 mod store;
 
+pub use experts::ExpertFigures;
 pub use rate::{ReadRate, read_rate};
 pub use source::ReadError;
 
+pub(crate) use experts::{ExpertLayer, ExpertSizes, ExpertStore};
 pub(crate) use pieces::cut_layer;
 pub(crate) use spread::spread;
-pub(crate) use store::{Group, Reading, Store, StoreError};
+pub(crate) use store::{Declared, Group, Needs, Reading, Store, StoreError};
 
 /// How weights are read from disk; the default is what measurements favoured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,14 @@ pub fn stream_buffer_bytes(directory: &ModelDirectory, options: &StreamOptions) 
     let pieces = directory.layers.iter().flat_map(|layer| cut_layer(layer, options.piece_bytes));
     let largest = pieces.map(|tensors| pieces::Piece::new(&tensors).bytes).max();
     options.buffer_bytes(largest.unwrap_or(0)) as u64
+}
+
+/// Memory that an engine takes at least for experts that come and go, for batches of so many rows:
+/// those of one layer of each shape, and what kernels need for them.
+pub fn expert_slots_bytes(directory: &ModelDirectory, batch_rows: usize) -> u64 {
+    let Some(experts) = directory.hyper.experts else { return 0 };
+    let sizes = ExpertSizes { experts, batch_rows };
+    experts::least_bytes(directory.layers.iter(), sizes)
 }
 
 /// Pieces on their way where nothing else is asked for: one in use, two being read, one spare.

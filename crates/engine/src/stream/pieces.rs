@@ -104,13 +104,14 @@ fn length(bytes: u64) -> usize {
 }
 
 /// Cuts the matrices of a layer into groups of at most `piece_bytes` or one matrix, in the order
-/// in which graphs use them.
+/// in which graphs use them. Those of experts are none of them: only chosen ones are read.
 pub(crate) fn cut_layer(layer: &LayerTensors, piece_bytes: usize) -> Vec<Vec<&TensorInfo>> {
     let [query, key, value, output, gate, up, down] = layer.matrices();
     let in_order = [query, value, key, output, gate, up, down];
     let mut pieces: Vec<Vec<&TensorInfo>> = Vec::new();
     let mut bytes = 0;
-    for tensor in in_order {
+    let experts = layer.experts().into_iter().flatten().collect::<Vec<_>>();
+    for tensor in in_order.into_iter().filter(|tensor| !experts.contains(tensor)) {
         bytes += tensor.bytes;
         match pieces.last_mut() {
             Some(last) if bytes <= piece_bytes as u64 => last.push(tensor),

@@ -11,6 +11,7 @@ use motley_model::TensorInfo;
 use crate::engine::StepError;
 use crate::graphs::WindowGraph;
 use crate::stream::StreamOptions;
+use crate::stream::experts::{ExpertLayer, ExpertSizes, ExpertStore};
 use crate::stream::pieces::Piece;
 use crate::stream::pool::Pool;
 use crate::stream::rate::{ReadRate, drain};
@@ -36,9 +37,34 @@ impl<'d> Group<'d> {
     }
 }
 
-/// All pieces of an engine, in the order of their use.
+/// What a store is made of.
+#[derive(Debug)]
+pub(crate) struct Declared<'d> {
+    /// What is read in pieces, in the order of its use.
+    pub(crate) groups: Vec<Group<'d>>,
+    /// Layers of whose experts only chosen ones are read.
+    pub(crate) experts: Vec<ExpertLayer<'d>>,
+    /// Their sizes, where the model has experts.
+    pub(crate) sizes: Option<ExpertSizes>,
+}
+
+/// What a segment of a graph needs in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Only what always is.
+    Nothing,
+    /// A piece that comes and goes.
+    Piece(usize),
+    /// The experts that were chosen in this layer.
+    Experts(usize),
+}
+
+/// All pieces of an engine, in the order of their use, and its experts.
 #[derive(Debug)]
 pub(crate) struct Store {
+    pub(crate) experts: Option<ExpertStore>,
+    order: Vec<i32>,
+    expert_slots: Vec<i32>,
     // Dropped first: its threads hold regions of the arena.
     reader: Reader,
     held: Vec<Held>,
@@ -73,9 +99,10 @@ impl Store {
     /// Declares the pieces and starts the threads; nothing is read yet.
     pub(crate) fn new(
         files: &[Arc<MappedFile>],
-        groups: Vec<Group<'_>>,
+        declared: Declared<'_>,
         options: &StreamOptions,
     ) -> Result<Self, StoreError> {
+        let Declared { groups, experts, sizes } = declared;
         let pieces: Vec<Piece> = groups.iter().map(|group| Piece::new(&group.tensors)).collect();
         let of_layers = pieces.iter().zip(&groups).filter(|(_, group)| group.layer.is_some());
         let largest = of_layers.map(|(piece, _)| piece.bytes).max().unwrap_or(0);
@@ -86,12 +113,11 @@ impl Store {
             |source: io::Error| ReadError::OutOfMemory { bytes, source: Arc::new(source) };
         let (arena, mut rest) = Arena::reserve(bytes).map_err(refused)?;
         let buffer = cut_front(&mut rest, buffer_bytes);
-        let source = Source::open(files, options.direct).map_err(|source| ReadError::Refused {
-            file: 0,
-            offset: 0,
-            bytes: 0,
-            source: Arc::new(source),
-        })?;
+        let source = open(files, options)?;
+        let experts = match sizes.filter(|_| !experts.is_empty()) {
+            Some(sizes) => Some(ExpertStore::new(open(files, options)?, &experts, sizes, options)?),
+            None => None,
+        };
         let reader = Reader::start(source, &pieces.iter().collect::<Vec<_>>(), buffer, options)?;
         let held = pieces
             .into_iter()
@@ -101,7 +127,16 @@ impl Store {
                 Ok(Held { piece, set, layer: group.layer, stays: false, coming: false })
             })
             .collect::<Result<_, TensorError>>()?;
-        Ok(Self { reader, held, room: Pool::new(rest), buffer_bytes, changes: 0 })
+        Ok(Self {
+            experts,
+            order: Vec::new(),
+            expert_slots: Vec::new(),
+            reader,
+            held,
+            room: Pool::new(rest),
+            buffer_bytes,
+            changes: 0,
+        })
     }
 
     /// The tensors of each piece.
@@ -122,11 +157,19 @@ impl Store {
 
     /// Bytes in memory for good, or on their way there.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        self.held.iter().filter(|held| held.stays).map(|held| held.piece.bytes as u64).sum()
+        let stays = self.held.iter().filter(|held| held.stays);
+        let pieces: u64 = stays.map(|held| held.piece.bytes as u64).sum();
+        pieces + self.experts.as_ref().map_or(0, ExpertStore::bytes)
     }
 
-    /// Bytes that are read each time all layers are used.
+    /// Bytes that are read each time all layers are used, by one token where there are experts.
     pub(crate) fn streamed_bytes(&self) -> u64 {
+        let experts = self.experts.as_ref().map_or(0, ExpertStore::expected_bytes_per_token);
+        self.dense_streamed_bytes() + experts
+    }
+
+    /// Bytes of pieces that are read each time all layers are used.
+    pub(crate) fn dense_streamed_bytes(&self) -> u64 {
         self.streamed().map(|piece| self.held[piece].piece.bytes as u64).sum()
     }
 
@@ -143,7 +186,8 @@ impl Store {
     /// Bytes of a layer that stay and that are streamed.
     pub(crate) fn layer_bytes(&self, layer: usize) -> (u64, u64) {
         let of_layer = self.held.iter().filter(|held| held.layer == Some(layer));
-        of_layer.fold((0, 0), |(resident, streamed), held| {
+        let experts = self.experts.as_ref().map_or((0, 0), |experts| experts.layer_bytes(layer));
+        of_layer.fold(experts, |(resident, streamed), held| {
             let bytes = held.piece.bytes as u64;
             if held.stays { (resident + bytes, streamed) } else { (resident, streamed + bytes) }
         })
@@ -160,7 +204,7 @@ impl Store {
 
     /// Bytes read since the start.
     pub(crate) fn bytes_read(&self) -> u64 {
-        self.reader.bytes_read()
+        self.reader.bytes_read() + self.experts.as_ref().map_or(0, ExpertStore::bytes_read)
     }
 
     /// Says which of the movable pieces stay in memory. Those that leave do so at once; those that
@@ -204,7 +248,7 @@ impl Store {
             self.place(fetched)?;
         }
         self.follow_changes();
-        Ok(())
+        self.experts.as_mut().map_or(Ok(()), ExpertStore::fill)
     }
 
     /// Takes in what has arrived in the background.
@@ -246,40 +290,76 @@ impl Store {
         self.held.iter().enumerate().filter(streamed).map(|(index, _)| index)
     }
 
-    /// Cuts a graph so that each segment needs one of the pieces that do not stay, and tells which.
+    /// Cuts a graph so that each segment needs one thing that comes and goes, and tells which.
     pub(crate) fn cut(&self, window: &mut WindowGraph) {
-        let sets: Vec<Rc<TensorSet>> =
-            self.streamed().map(|piece| Rc::clone(&self.held[piece].set)).collect();
+        let pieces = self.streamed().map(|piece| (Needs::Piece(piece), &self.held[piece].set));
+        let experts = self.experts.iter().flat_map(ExpertStore::sets);
+        let experts = experts.map(|(layer, set)| (Needs::Experts(layer), set));
+        let (needs, sets): (Vec<Needs>, Vec<Rc<TensorSet>>) =
+            pieces.chain(experts).map(|(needs, set)| (needs, Rc::clone(set))).unzip();
         window.graph.cut(&sets);
-        let piece_of =
-            |set: &Rc<TensorSet>| self.held.iter().position(|held| Rc::ptr_eq(&held.set, set));
-        window.pieces = (0..window.graph.segments())
-            .map(|segment| window.graph.segment_set(segment).and_then(piece_of))
+        let needs_of = |set: &Rc<TensorSet>| {
+            let place = sets.iter().position(|known| Rc::ptr_eq(known, set));
+            needs[place.expect("the graph was cut by it")]
+        };
+        window.needs = (0..window.graph.segments())
+            .map(|segment| window.graph.segment_set(segment).map_or(Needs::Nothing, needs_of))
             .collect();
     }
 
-    /// Runs a graph that was cut, each segment as soon as its piece is there.
+    /// Runs a graph that was cut, each segment as soon as what it needs is there.
     pub(crate) fn run(
-        &self,
+        &mut self,
         backend: &mut Backend,
-        window: &WindowGraph,
+        window: &mut WindowGraph,
         reading: Reading,
     ) -> Result<(), StepError> {
-        for (segment, piece) in window.pieces.iter().enumerate() {
-            let Some(piece) = *piece else {
-                backend.compute_segment(&window.graph, segment)?;
-                continue;
-            };
-            let region = match reading {
-                Reading::Disk => self.reader.take(piece)?,
-                Reading::Nothing => self.reader.take_unread(piece)?,
-            };
-            let held = &self.held[piece];
-            held.set.lend(region, &held.piece.offsets);
-            let done = backend.compute_segment(&window.graph, segment);
-            self.reader.give_back(held.set.take_back().expect("lent above"));
-            done?;
+        for segment in 0..window.needs.len() {
+            match window.needs[segment] {
+                Needs::Nothing => backend.compute_segment(&window.graph, segment)?,
+                Needs::Piece(piece) => {
+                    let region = match reading {
+                        Reading::Disk => self.reader.take(piece)?,
+                        Reading::Nothing => self.reader.take_unread(piece)?,
+                    };
+                    let held = &self.held[piece];
+                    held.set.lend(region, &held.piece.offsets);
+                    let done = backend.compute_segment(&window.graph, segment);
+                    self.reader.give_back(held.set.take_back().expect("lent above"));
+                    done?;
+                }
+                Needs::Experts(layer) => {
+                    self.bring_experts(layer, window, reading)?;
+                    let experts = self.experts.as_mut().expect("the graph was cut by them");
+                    experts.lend(layer);
+                    let done = backend.compute_segment(&window.graph, segment);
+                    experts.take_back(layer);
+                    done?;
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Reads which experts the layer's router chose, brings them, and tells the graph where they are.
+    fn bring_experts(
+        &mut self,
+        layer: usize,
+        window: &mut WindowGraph,
+        reading: Reading,
+    ) -> Result<(), ReadError> {
+        let experts = self.experts.as_mut().expect("the graph was cut by them");
+        let inputs = window.experts.iter().find(|inputs| inputs.layer == layer);
+        let inputs = *inputs.expect("the graph has the layer");
+        self.order.resize(window.graph.output_elements(inputs.order), 0);
+        window.graph.read(inputs.order, &mut self.order);
+        match reading {
+            Reading::Disk => experts.bring(layer, &self.order, &mut self.expert_slots)?,
+            Reading::Nothing => {
+                experts.bring_nothing(layer, &self.order, &mut self.expert_slots);
+            }
+        }
+        window.graph.write(inputs.slots, &self.expert_slots);
         Ok(())
     }
 
@@ -288,11 +368,13 @@ impl Store {
         self.reader.resume();
     }
 
-    /// How fast the pieces that do not stay can be read for so long; nothing where all stay.
-    pub(crate) fn read_rate(&self, duration: Duration) -> Result<Option<ReadRate>, ReadError> {
+    /// How fast the pieces that do not stay can be read for so long, or experts where all stay;
+    /// nothing where nothing comes and goes.
+    pub(crate) fn read_rate(&mut self, duration: Duration) -> Result<Option<ReadRate>, ReadError> {
         let order: Vec<usize> = self.streamed().collect();
         if order.is_empty() {
-            return Ok(None);
+            let experts = self.experts.as_mut();
+            return experts.map_or(Ok(None), |experts| experts.read_rate(duration));
         }
         drain(&self.reader, &order, duration).map(Some)
     }
@@ -304,6 +386,16 @@ pub(crate) enum Reading {
     Disk,
     /// It computes with whatever lies in the buffer, to measure computation alone.
     Nothing,
+}
+
+fn open(files: &[Arc<MappedFile>], options: &StreamOptions) -> Result<Source, ReadError> {
+    let refused = |source: io::Error| ReadError::Refused {
+        file: 0,
+        offset: 0,
+        bytes: 0,
+        source: Arc::new(source),
+    };
+    Source::open(files, options.direct).map_err(refused)
 }
 
 fn cut_front(rest: &mut Region, bytes: usize) -> Region {

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use clap::ValueEnum;
+use motley_engine::ExpertFigures;
 
 use super::subject::{Ours, Subject, Theirs};
 
@@ -112,14 +113,49 @@ pub(super) fn alternate(
 /// What bounds a token of one sequence where weights are streamed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bound {
-    /// Bytes of weights that are not in memory.
+    /// Bytes of weights that are not in memory; of experts those that the tokens needed.
     pub(super) streamed_bytes_per_token: u64,
     /// Bytes that were read per token while tokens were timed.
     pub(super) read_bytes_per_token: f64,
+    /// What became of the experts that the tokens chose, where experts come and go.
+    pub(super) experts: Option<ExpertUse>,
     /// What the disk gives where nothing else is done, median over the runs.
     pub(super) disk_bytes_per_s: f64,
     /// A token without reading.
     pub(super) compute_ms: f64,
+}
+
+/// Experts that some tokens chose, per token.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertUse {
+    /// Of the experts chosen, how many were in memory.
+    pub(super) hit_ratio: f64,
+    /// Bytes of the experts chosen.
+    pub(super) chosen_bytes: f64,
+    /// Of these, bytes that were not in memory.
+    pub(super) missed_bytes: f64,
+    /// Bytes read for them, whole blocks.
+    pub(super) read_bytes: f64,
+    /// Experts that memory holds at a time.
+    pub(super) slots: usize,
+    /// Experts of all layers.
+    pub(super) experts: usize,
+}
+
+impl ExpertUse {
+    fn between(before: &ExpertFigures, after: &ExpertFigures, tokens: usize) -> Self {
+        let per_token = |after: u64, before: u64| (after - before) as f64 / tokens as f64;
+        let chosen = per_token(after.chosen, before.chosen);
+        let chosen_bytes = per_token(after.chosen_bytes, before.chosen_bytes);
+        Self {
+            hit_ratio: per_token(after.hits, before.hits) / chosen,
+            chosen_bytes,
+            missed_bytes: chosen_bytes - per_token(after.hit_bytes, before.hit_bytes),
+            read_bytes: per_token(after.bytes_read, before.bytes_read),
+            slots: after.slots,
+            experts: after.experts,
+        }
+    }
 }
 
 impl Bound {
@@ -139,11 +175,19 @@ pub(super) fn bound(plan: Plan, ours: &mut Ours) -> anyhow::Result<Option<Bound>
     };
     ours.clear();
     ours.step(&[(0, 0)], true)?;
-    let before = ours.engine.stream_figures().map_or(0, |of| of.bytes_read);
+    let before = ours.engine.stream_figures().unwrap_or(figures);
     for position in 1..=plan.generated_tokens {
         ours.step(&[(0, position)], true)?;
     }
-    let after = ours.engine.stream_figures().map_or(0, |of| of.bytes_read);
+    let after = ours.engine.stream_figures().unwrap_or(figures);
+    let experts = before.experts.zip(after.experts);
+    let experts =
+        experts.map(|(before, after)| ExpertUse::between(&before, &after, plan.generated_tokens));
+    // Experts are counted as chosen, everything else as it is not in memory.
+    let streamed = match (&experts, figures.experts) {
+        (Some(of), Some(_)) => figures.dense_streamed_bytes as f64 + of.missed_bytes,
+        _ => figures.streamed_bytes as f64,
+    };
     ours.without_reading = true;
     let computed = (0..COMPUTE_RUNS)
         .map(|_| time(Workload::Decode, plan, ours))
@@ -153,8 +197,10 @@ pub(super) fn bound(plan: Plan, ours: &mut Ours) -> anyhow::Result<Option<Bound>
     let [_, tokens_per_s, _] = Rates(computed?).spread();
     let [_, disk_bytes_per_s, _] = Rates(ours.disk_rates.clone()).spread();
     Ok(Some(Bound {
-        streamed_bytes_per_token: figures.streamed_bytes,
-        read_bytes_per_token: (after - before) as f64 / plan.generated_tokens as f64,
+        streamed_bytes_per_token: streamed as u64,
+        read_bytes_per_token: (after.bytes_read - before.bytes_read) as f64
+            / plan.generated_tokens as f64,
+        experts,
         disk_bytes_per_s,
         compute_ms: 1e3 / tokens_per_s,
     }))

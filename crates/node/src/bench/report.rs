@@ -104,6 +104,16 @@ impl Report {
         entry["disk_bytes_per_s"] = json!(bound.disk_bytes_per_s);
         entry["compute_ms"] = json!(bound.compute_ms);
         entry["bound_ms"] = json!(bound.bound_ms());
+        if let Some(experts) = &bound.experts {
+            entry["experts"] = json!({
+                "hit_ratio": experts.hit_ratio,
+                "chosen_bytes_per_token": experts.chosen_bytes,
+                "missed_bytes_per_token": experts.missed_bytes,
+                "read_bytes_per_token": experts.read_bytes,
+                "in_memory": experts.slots,
+                "of": experts.experts,
+            });
+        }
     }
 
     fn table(&self) -> String {
@@ -136,6 +146,17 @@ impl Report {
                 terminal::bytes(bound.disk_bytes_per_s as u64),
                 bound.compute_ms,
                 bound.bound_ms(),
+            ));
+        }
+        if let Some(experts) = self.bound.as_ref().and_then(|bound| bound.experts.as_ref()) {
+            lines.push(format!(
+                "experts: {} of {} in memory, {:.1} % of those chosen were there; the others are {} a \
+                 token, and {} were read",
+                experts.slots,
+                experts.experts,
+                100.0 * experts.hit_ratio,
+                terminal::bytes(experts.missed_bytes as u64),
+                terminal::bytes(experts.read_bytes as u64),
             ));
         }
         if let Some(start) = &self.start {
