@@ -162,6 +162,7 @@ impl Chooser<'_> {
             head: layer.is_none(),
             placement: &self.options.placement,
             sites: &Sites::processor(&held),
+            batch_rows: self.options.batch_rows_max,
         };
         let weights = Weights::imagined(self.directory, parts)?;
         let shape = CacheShape::of(self.options);
