@@ -153,7 +153,7 @@ fn qwen_large() {
 #[test]
 fn vocabularies_are_accepted() {
     let folder = Path::new("../../../shared/data/tokenizer");
-    let Ok(entries) = std::fs::read_dir(&folder) else {
+    let Ok(entries) = std::fs::read_dir(folder) else {
         eprintln!("skipped: {} is not there", folder.display());
         return;
     };

@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests read files")]
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use motley_model::{Architecture, Gguf, GgufWriter, TensorType, Value};
 
@@ -207,7 +207,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Gguf<'_>, motley_model::GgufError> {
 
 /// The folder of the broken files that were made for this project.
 pub(crate) fn malformed_folder() -> PathBuf {
-    Path::new("tests/fixtures/gguf_malformed")
+    PathBuf::from("tests/fixtures/gguf_malformed")
 }
 
 /// One line of the manifest of broken files.
