@@ -12,6 +12,7 @@ use motley_model::{DirectoryError, GgufError};
 use crate::driver::{Deployment, Driver, EngineFacts};
 use crate::failure::{Failure, Kind};
 use crate::fitting::{self, Fitted};
+use crate::gpus::{self, GpuWish};
 use crate::memory::{self, Usage};
 use crate::run::WeightsPlace;
 use crate::terminal::{self, Progress};
@@ -32,6 +33,8 @@ pub(crate) struct EngineWish {
     pub(crate) weights: WeightsPlace,
     /// Memory that may be used; nothing for what the system has.
     pub(crate) memory_budget_bytes: Option<u64>,
+    /// What GPUs are to take.
+    pub(crate) gpu: GpuWish,
 }
 
 /// Rows in one batch at most.
@@ -66,6 +69,7 @@ impl EngineWish {
             layout: LayoutChoice::Measured,
             weights: WeightsPlace::Auto,
             memory_budget_bytes: None,
+            gpu: GpuWish::default(),
         })
     }
 }
@@ -98,6 +102,9 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let model = Arc::new(Model::open(path).map_err(open_failure)?);
     let Fitted { context_tokens, batch_rows, placement } = fitting::fit(&model, wish)?;
     let wish = EngineWish { batch_rows, ..*wish };
+    let usage =
+        Usage { slots: wish.slots as u64, batch_rows: wish.batch_rows as u64, cache: wish.cache };
+    let placement = gpus::share(model.directory(), (&usage, context_tokens), wish.gpu, placement)?;
     let options = EngineOptions { placement, ..engine_options(&model, &wish, context_tokens)? };
     let progress = Progress::start(&format!("loading {} ...", title(&model)));
     let driver = Driver::new();

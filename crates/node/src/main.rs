@@ -19,6 +19,7 @@ mod doctor;
 mod driver;
 mod failure;
 mod fitting;
+mod gpus;
 mod identity;
 mod init;
 mod interrupt;

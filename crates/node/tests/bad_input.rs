@@ -383,3 +383,17 @@ fn input_that_is_no_text() {
     "#]]
     .assert_eq(&stderr(&output));
 }
+
+#[cfg(not(any(feature = "cuda", feature = "rocm", feature = "vulkan", target_os = "macos")))]
+#[test]
+fn layers_in_a_gpu_that_this_build_cannot_see() {
+    let Some(model) = real_model(common::SMOLLM2) else { return };
+    check(
+        &["run", &model, "-ngl", "4", "hi"],
+        &expect![[r#"
+            exit 4
+            motley: this build sees no GPU
+            hint: motley version lists its devices; -ngl 0 does without
+        "#]],
+    );
+}

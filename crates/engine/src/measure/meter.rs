@@ -196,7 +196,9 @@ impl ModelMeter {
     /// Layers that are timed, and bytes of their weights and the head's in all layouts.
     pub fn layers(&self) -> (usize, u64) {
         let memory = self.engine.memory();
-        (self.engine.layers().len(), memory.weights_mapped_bytes + memory.weights_allocated_bytes)
+        let gpus: u64 = self.engine.gpu_memory().iter().map(|gpu| gpu.weights_bytes).sum();
+        let bytes = memory.weights_mapped_bytes + memory.weights_allocated_bytes + gpus;
+        (self.engine.layers().len(), bytes)
     }
 
     /// Times all passes in turn, round after round, for about `time`; tells `tick` how much of it

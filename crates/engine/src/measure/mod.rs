@@ -15,7 +15,7 @@ mod tests;
 
 use std::time::Duration;
 
-use motley_ggml::{AllocateError, ComputeError, QuantizeError, TensorError};
+use motley_ggml::{AllocateError, ComputeError, QuantizeError, StartError, TensorError};
 use motley_model::TensorType;
 
 use crate::cache::CacheError;
@@ -33,6 +33,9 @@ pub enum MeasureError {
         /// The type.
         tensor_type: TensorType,
     },
+    /// A GPU is there, but refuses to work.
+    #[error("cannot use the GPU")]
+    Gpu(#[from] StartError),
     /// The bytes of a matrix could not be made.
     #[error("cannot make weights to measure with")]
     Fill(#[from] QuantizeError),

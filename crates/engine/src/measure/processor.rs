@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use motley_ggml::{
-    Backend, BufferKind, ComputeBuffer, ComputeError, ElementType, Graph, TensorId, TensorSet,
-    TensorSpec, ThreadPool, ThreadPoolOptions,
+    Backend, BufferKind, ComputeBuffer, ComputeError, Device, ElementType, Graph, TensorId,
+    TensorSet, TensorSpec, ThreadPool, ThreadPoolOptions,
 };
 use motley_model::TensorType;
 
@@ -23,7 +23,7 @@ const COMPUTE_ROWS: usize = 2048;
 /// Vectors in a product whose arithmetic is timed.
 const COMPUTE_VECTORS: usize = 128;
 
-/// Times single operations on the compute threads of an engine.
+/// Times single operations on the compute threads of an engine, or on a GPU.
 #[derive(Debug)]
 pub struct ProcessorMeter {
     backend: Backend,
@@ -39,6 +39,42 @@ impl ProcessorMeter {
     pub fn new(options: ThreadPoolOptions) -> Self {
         let backend = Backend::cpu(ThreadPool::new(options));
         Self { backend, threads: options.threads, filler: Filler::default() }
+    }
+
+    /// Starts a GPU, which is measured in the same way.
+    ///
+    /// # Errors
+    /// When its driver refuses.
+    ///
+    /// # Panics
+    /// When the device is the processor.
+    pub fn of_gpu(gpu: Device) -> Result<Self, MeasureError> {
+        let backend = Backend::start(gpu)?;
+        Ok(Self { backend, threads: 1, filler: Filler::default() })
+    }
+
+    /// Bytes per second that are copied from memory into the device's, in parts of about `bytes`.
+    ///
+    /// # Errors
+    /// When memory is refused.
+    pub fn copy_rate(&mut self, bytes: usize, time: Duration) -> Result<f64, MeasureError> {
+        let rows = (bytes / (COLUMNS * size_of::<f32>())).max(1);
+        let spec = TensorSpec {
+            name: "copied".to_owned(),
+            element: ElementType::F32,
+            shape: [COLUMNS as u64, rows as u64, 1, 1],
+        };
+        let set = TensorSet::allocate(self.backend.device().memory(), &[spec])?;
+        let id = set.ids().next().expect("one tensor was declared");
+        let values = vec![0x3f_u8; set.tensor_bytes(id)];
+        let begun = Instant::now();
+        let mut times = Vec::new();
+        while times.len() < 3 || begun.elapsed() < time {
+            let start = Instant::now();
+            set.write(id, 0, &values)?;
+            times.push(start.elapsed());
+        }
+        Ok(values.len() as f64 / lower_quartile(&times).as_secs_f64())
     }
 
     /// Floating-point operations per second, two per weight and vector, of products with many

@@ -63,17 +63,19 @@ impl Sizes {
 const STREAMED_LAYERS: u64 = 2;
 
 /// Memory of these layers, given as first and last plus one, kept as `residency` says; without a
-/// word on it, in memory.
+/// word on it, in memory. What a GPU keeps does not count.
 pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[ResidencyRun]) -> u64 {
     let (mut bytes, mut widest_streamed) = (0, 0);
     for layer in layers.iter().flat_map(|(first, end)| *first..*end) {
         let all = sizes.layer_bytes.get(layer as usize).copied().unwrap_or(0);
         let cache = sizes.layer_cache_bytes.get(layer as usize).copied().unwrap_or(0);
-        if kept(residency, layer) == Some(Kept::Stream) {
-            bytes += cache;
-            widest_streamed = all.saturating_sub(cache).max(widest_streamed);
-        } else {
-            bytes += all;
+        match kept(residency, layer) {
+            Some(Kept::Gpu) => {}
+            Some(Kept::Stream) => {
+                bytes += cache;
+                widest_streamed = all.saturating_sub(cache).max(widest_streamed);
+            }
+            _ => bytes += all,
         }
     }
     bytes + STREAMED_LAYERS * widest_streamed
@@ -85,7 +87,8 @@ fn kept(residency: &[ResidencyRun], layer: u32) -> Option<Kept> {
 }
 
 /// The engine's words for how a plan keeps these layers. Where nothing is streamed, all are kept as
-/// the device's owner wants; layers of a GPU, which this build cannot use, are kept in memory.
+/// the device's owner wants, but for those of a GPU. A head goes into the GPU that has any of its
+/// device's layers, as plans take for granted.
 pub(crate) fn placement(
     layers: &[(u32, u32)],
     residency: &[ResidencyRun],
@@ -93,12 +96,20 @@ pub(crate) fn placement(
 ) -> Placement {
     let mut layers: Vec<u32> = layers.iter().flat_map(|(first, end)| *first..*end).collect();
     layers.sort_unstable();
-    let streams = |layer: &u32| kept(residency, *layer) == Some(Kept::Stream);
-    if !layers.iter().any(streams) {
-        return wish;
+    let is = |layer: &u32, what| kept(residency, *layer) == Some(what);
+    let beside_gpus = if layers.iter().any(|layer| is(layer, Kept::Stream)) {
+        let place = |layer: &u32| {
+            if is(layer, Kept::Stream) { Residency::Stream } else { Residency::Ram }
+        };
+        Placement::per_layer(layers.iter().map(place).collect())
+    } else {
+        wish
+    };
+    if !layers.iter().any(|layer| is(layer, Kept::Gpu)) {
+        return beside_gpus;
     }
-    let place = |layer| if streams(&layer) { Residency::Stream } else { Residency::Ram };
-    Placement::per_layer(layers.into_iter().map(place).collect())
+    let gpus = layers.iter().map(|layer| is(layer, Kept::Gpu).then_some(0)).collect();
+    beside_gpus.with_gpu_layers(gpus).with_gpu_head(0)
 }
 
 /// Refuses a part of a model that does not fit.
@@ -165,5 +176,14 @@ mod tests {
         let per_layer = Placement::per_layer(vec![ram, stream, stream, ram]);
         // Windows of several rounds, and a layer of which nothing is said.
         assert_eq!(placement(&[(2, 4), (0, 2)], &residency, wish()), per_layer);
+        // The GPU's layers take no memory of the device.
+        let residency = [run(0, 2, Kept::Gpu), run(2, 1, Kept::Stream)];
+        assert_eq!(layer_bytes(&sizes, &[(0, 4)], &residency), 10 + 2 * 110 + 110);
+        let gpus = vec![Some(0), Some(0), None, None];
+        let expected = Placement::per_layer(vec![ram, ram, stream, ram]);
+        let expected = expected.with_gpu_layers(gpus.clone()).with_gpu_head(0);
+        assert_eq!(placement(&[(0, 4)], &residency, wish()), expected);
+        let expected = wish().with_gpu_layers(gpus[..2].to_vec()).with_gpu_head(0);
+        assert_eq!(placement(&[(0, 2)], &residency, wish()), expected);
     }
 }

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use motley_engine::{
-    Engine, EngineMemory, EngineOptions, LoadError, Model, Sampler, SamplingParameters,
+    Engine, EngineMemory, EngineOptions, GpuMemory, LoadError, Model, Sampler, SamplingParameters,
 };
 use motley_ggml::Token;
 use motley_ring::{
@@ -42,6 +42,7 @@ pub(crate) use listener::{
 
 use seat::Seat;
 
+use crate::gpus;
 use crate::stage::{Arrival, Links};
 
 /// Messages that wait for the engine thread at most: requests are limited before, frames by the
@@ -163,6 +164,8 @@ pub(crate) struct EngineFacts {
     pub(crate) context_tokens: usize,
     /// Bytes held.
     pub(crate) memory: EngineMemory,
+    /// Bytes held in GPUs.
+    pub(crate) gpu_bytes: u64,
 }
 
 /// What the slots of a driver are doing.
@@ -325,10 +328,12 @@ impl Driver {
                 Ok(engine) => engine,
                 Err(error) => return loaded(Err(error)),
             };
+            gpus::tell(&engine);
             let own = EngineFacts {
                 slots: engine.slots(),
                 context_tokens: engine.context_tokens(),
                 memory: engine.memory(),
+                gpu_bytes: engine.gpu_memory().iter().map(GpuMemory::total_bytes).sum(),
             };
             found.get_or_init(|| own);
             loaded(Ok(own));

@@ -20,6 +20,9 @@ pub(super) struct Facts {
     pub(super) cores: u32,
     pub(super) threads: u32,
     pub(super) ram_total_bytes: u64,
+    /// GPUs that this build sees.
+    #[serde(default)]
+    pub(super) gpus: Vec<String>,
     /// The volume of the folder of models.
     pub(super) store_volume: String,
 }
@@ -35,6 +38,7 @@ impl Facts {
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
             ram_total_bytes: memory::spec().map_or(0, |spec| spec.ram_total_bytes.count()),
+            gpus: super::gpus::names(),
             store_volume: volume(store),
         }
     }

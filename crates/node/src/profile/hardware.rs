@@ -9,23 +9,24 @@ use motley_cluster::{
     ProcessorSpec, Seconds, WeightType,
 };
 use motley_engine::ProcessorMeter;
-use motley_ggml::{DeviceKind, ThreadPoolOptions, devices};
+use motley_ggml::ThreadPoolOptions;
 use motley_model::TensorType;
 use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
-use super::{Effort, Measured, Options, ProfileError, Progress, cache, disk};
+use super::gpus::GpuRates;
+use super::{Effort, Measured, Options, ProfileError, Progress, cache, disk, gpus};
 use crate::{loading, memory};
 
 /// Weight types measured by a quick look: those of most files, and of caches.
-const QUICK_TYPES: [TensorType; 5] =
+pub(super) const QUICK_TYPES: [TensorType; 5] =
     [TensorType::F16, TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4_K, TensorType::Q6_K];
 
 /// The type whose products tell how much of the memory's rate is reached: that of most weights.
-const TYPICAL_TYPE: TensorType = TensorType::Q4_K;
+pub(super) const TYPICAL_TYPE: TensorType = TensorType::Q4_K;
 
 /// Elements of the rows of keys and values whose appending is timed.
-const CACHE_ROW_ELEMENTS: usize = 1024;
+pub(super) const CACHE_ROW_ELEMENTS: usize = 1024;
 
 /// What is kept between runs: everything but memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +34,8 @@ struct Rates {
     cpu: ProcessorSpec,
     disk: DiskSpec,
     step_overhead_s: Seconds,
+    #[serde(default)]
+    gpus: Vec<GpuRates>,
     notes: Vec<String>,
 }
 
@@ -48,7 +51,7 @@ pub(crate) fn device(
     let path = path(options);
     let kept = (!options.refresh).then(|| cache::load(&path, &facts, options.effort)).flatten();
     let is_kept = kept.is_some();
-    let mut rates: Rates = match kept {
+    let rates: Rates = match kept {
         Some(rates) => rates,
         None => {
             let rates = measure(options, progress)?;
@@ -57,7 +60,6 @@ pub(crate) fn device(
             rates
         }
     };
-    rates.notes.extend(unmeasured_gpus());
     let spec = DeviceSpec {
         name: plain_name(&options.name),
         hardware: Some(plain_name(&format!("{}, {} cores", facts.processor, facts.cores))),
@@ -69,7 +71,7 @@ pub(crate) fn device(
         memory: memory::spec().ok_or(ProfileError::Memory)?,
         disk: rates.disk,
         cpu: rates.cpu,
-        gpus: Vec::new(),
+        gpus: gpus::specs(&rates.gpus),
         power: None,
     };
     Ok(Measured { device: DeviceProfile::new(spec)?, notes: rates.notes, kept: is_kept })
@@ -116,8 +118,9 @@ fn measure(
     let overhead = meter.pass_overhead(ms(100, 40))?;
     drop(meter);
     tell("disk", 0.0);
-    let disk = disk::measure(&options.store, ms(2000, 600));
+    let mut disk = disk::measure(&options.store, ms(2000, 600));
     tell("disk", 1.0);
+    let gpus = gpus::measure(quick, &mut disk.notes, progress);
     Ok(Rates {
         cpu: ProcessorSpec {
             flops_per_s,
@@ -138,16 +141,9 @@ fn measure(
             random_bytes_per_s: rate(disk.random_bytes_per_s.min(disk.sequential_bytes_per_s)),
         },
         step_overhead_s: seconds(overhead),
+        gpus,
         notes: disk.notes,
     })
-}
-
-/// GPUs that the engine does not compute on yet.
-fn unmeasured_gpus() -> Vec<String> {
-    let gpus = devices()
-        .into_iter()
-        .filter(|device| matches!(device.kind(), DeviceKind::Gpu | DeviceKind::IntegratedGpu));
-    gpus.map(|gpu| format!("{} is not measured: layers run on the processor", gpu.name())).collect()
 }
 
 /// The planner's name of a tensor type, if plans know it.

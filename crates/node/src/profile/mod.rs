@@ -9,13 +9,14 @@ mod arguments;
 mod cache;
 mod disk;
 mod facts;
+mod gpus;
 mod hardware;
 mod report;
 mod tables;
 
 use std::path::PathBuf;
 
-use motley_cluster::{DeviceProfile, FieldError};
+use motley_cluster::{DeviceProfile, FieldError, UnitError};
 use motley_engine::MeasureError;
 use motley_ggml::ThreadPool;
 
@@ -114,6 +115,9 @@ pub(crate) enum ProfileError {
     /// A figure that no device has.
     #[error("a measured figure is impossible")]
     Figure(#[from] FieldError),
+    /// A rate that cannot be.
+    #[error("a measured rate is impossible")]
+    Rate(#[from] UnitError),
     /// The system does not tell its memory.
     #[error("the system does not tell how much memory there is")]
     Memory,

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use motley_cluster::{
-    AttentionClass, DeviceProfile, HeadTable, LayerTable, MeasuredPoint, Phase, ProcessorSpec,
+    AttentionClass, DeviceProfile, GpuSpec, HeadTable, LayerTable, MeasuredPoint, Phase,
+    ProcessorSpec,
 };
 
 use super::Measured;
@@ -15,6 +16,12 @@ pub(super) fn text(measured: &Measured) -> String {
     text.push_str(&facts(device).render());
     text.push('\n');
     text.push_str(&rates(&device.cpu).render());
+    for gpu in &device.gpus {
+        text.push('\n');
+        text.push_str(&gpu_facts(gpu).render());
+        text.push('\n');
+        text.push_str(&rates(&gpu.processor).render());
+    }
     if !device.cpu.layer_tables.is_empty() {
         text.push('\n');
         text.push_str(&layers(&device.cpu).render());
@@ -44,6 +51,21 @@ fn facts(device: &DeviceProfile) -> Table {
         ("threads", format!("{} on {} cores", device.threads, device.cores)),
         ("a pass at least", us(device.step_overhead_s.value())),
         ("a cached row", us(cpu.kv_copy_s.value())),
+    ] {
+        table.row([what.to_owned(), figure]);
+    }
+    table
+}
+
+fn gpu_facts(gpu: &GpuSpec) -> Table {
+    let per_s = |rate: f64| format!("{}/s", bytes(rate as u64));
+    let mut table = Table::new(["GPU", "how much"]);
+    for (what, figure) in [
+        ("memory", bytes(gpu.total_bytes.count())),
+        ("  for plans", bytes(gpu.usable_bytes.count())),
+        ("  read", per_s(gpu.processor.read_bytes_per_s.value())),
+        ("  copied to", per_s(gpu.copy_bytes_per_s.value())),
+        ("a cached row", format!("{:.1} us", gpu.processor.kv_copy_s.value() * 1e6)),
     ] {
         table.row([what.to_owned(), figure]);
     }

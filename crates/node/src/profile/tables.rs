@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use motley_cluster::{
     AttentionClass, DeviceProfile, FieldError, HeadTable, LayerTable, MeasuredPoint, Phase,
+    ProcessorSpec,
 };
 use motley_engine::{
     CacheElement, LayoutChoice, MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes,
     ProcessorMeter, Residency, TimedPass,
 };
+use motley_ggml::gpus;
 use motley_model::ModelDirectory;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -22,6 +24,9 @@ use crate::memory;
 pub(crate) struct ModelTables {
     pub(crate) layers: Vec<LayerTable>,
     pub(crate) heads: Vec<HeadTable>,
+    /// The same on the first GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu: Option<Box<Self>>,
     /// Why there are none, where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
@@ -34,12 +39,19 @@ impl ModelTables {
     /// When a time is none that a layer takes.
     pub(crate) fn merged_into(self, device: &DeviceProfile) -> Result<DeviceProfile, FieldError> {
         let mut spec = device.to_spec();
-        let models: Vec<String> = self.heads.iter().map(|table| table.model.clone()).collect();
-        spec.cpu.layer_tables.retain(|table| !models.contains(&table.model));
-        spec.cpu.head_tables.retain(|table| !models.contains(&table.model));
-        spec.cpu.layer_tables.extend(self.layers);
-        spec.cpu.head_tables.extend(self.heads);
+        self.replace_in(&mut spec.cpu);
+        if let (Some(tables), Some(gpu)) = (self.gpu, spec.gpus.first_mut()) {
+            tables.replace_in(&mut gpu.processor);
+        }
         DeviceProfile::new(spec)
+    }
+
+    fn replace_in(&self, processor: &mut ProcessorSpec) {
+        let models: Vec<&str> = self.heads.iter().map(|table| table.model.as_str()).collect();
+        processor.layer_tables.retain(|table| !models.contains(&table.model.as_str()));
+        processor.head_tables.retain(|table| !models.contains(&table.model.as_str()));
+        processor.layer_tables.extend(self.layers.iter().cloned());
+        processor.head_tables.extend(self.heads.iter().cloned());
     }
 }
 
@@ -117,7 +129,7 @@ fn measure(
     let threads = hardware::threads(options);
     let pass_overhead = ProcessorMeter::new(threads).pass_overhead(Duration::from_millis(30))?;
     let available = memory::spec().map_or(u64::MAX, |spec| spec.ram_available_bytes.count());
-    let options = MeterOptions {
+    let on_processor = MeterOptions {
         threads,
         cache: CacheElement::F16,
         layout: LayoutChoice::Measured,
@@ -126,21 +138,52 @@ fn measure(
         memory_bytes: MEMORY_BYTES_MAX.min(available / MEMORY_SHARE),
         pass_overhead,
     };
+    let mut tables = timed(model, directory, &on_processor, quick, progress)?;
+    if let Some(gpu) = gpus().first() {
+        let in_gpu = || -> Result<ModelTables, ProfileError> {
+            let mut meter = ProcessorMeter::of_gpu(*gpu)?;
+            let options = MeterOptions {
+                residency: Residency::Gpu(0),
+                memory_bytes: MEMORY_BYTES_MAX.min(gpu.memory_bytes().0 as u64 / MEMORY_SHARE),
+                pass_overhead: meter.pass_overhead(Duration::from_millis(30))?,
+                ..on_processor
+            };
+            timed(model, directory, &options, quick, progress)
+        };
+        match in_gpu() {
+            Ok(measured) => tables.gpu = Some(Box::new(measured)),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                tables.note = Some(format!("layers are not measured in {}: {error:#}", gpu.name()));
+            }
+        }
+    }
+    Ok(tables)
+}
+
+/// Times a cut model on one device.
+fn timed(
+    model: &str,
+    directory: &ModelDirectory,
+    options: &MeterOptions,
+    quick: bool,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<ModelTables, ProfileError> {
     let mut tell = |part: f64| progress(Progress { what: "layers", part });
     tell(0.0);
     let time = |ms| Duration::from_millis(ms);
-    let mut meter = ModelMeter::new(directory, &passes(quick), &options)?;
+    let mut meter = ModelMeter::new(directory, &passes(quick), options)?;
     let mut times = meter.run(time(if quick { 2000 } else { 11_000 }), &mut tell)?;
     drop(meter);
     // A meter of its own, because long contexts leave memory for fewer layers.
     let mut tell = |part: f64| progress(Progress { what: "long contexts", part });
     tell(0.0);
     let deep = if quick { &DEEP[..1] } else { &DEEP };
-    let mut meter = ModelMeter::new(directory, deep, &options)?;
+    let mut meter = ModelMeter::new(directory, deep, options)?;
     times.extend(meter.run(time(if quick { 300 } else { 4000 }), &mut tell)?);
     times.sort_by_key(|times| (times.pass.tokens, times.pass.depth_tokens));
     let (layers, heads) = (layer_tables(model, &times), head_tables(model, &times));
-    Ok(ModelTables { layers, heads, note: None })
+    Ok(ModelTables { layers, heads, gpu: None, note: None })
 }
 
 fn passes(quick: bool) -> Vec<TimedPass> {
@@ -268,6 +311,7 @@ mod tests {
                 &[times(PassKind::Decode, 1, 32, [Some(ms), None, Some(1)])],
             ),
             heads: head_tables(model, &[times(PassKind::Decode, 1, 32, [Some(ms), None, Some(1)])]),
+            gpu: None,
             note: None,
         };
         let cluster = motley_cluster::builtin_cluster("e2llm-4").unwrap();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use motley_engine::{CacheElement, LayoutChoice, Residency};
 
+use crate::gpus::GpuWish;
 use crate::pull::HubModel;
 use crate::terminal;
 
@@ -103,6 +104,11 @@ pub(crate) struct Arguments {
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     pub(super) memory: Option<u64>,
+    #[command(flatten)]
+    pub(super) gpu: GpuWish,
+    /// List the GPUs that this build sees, and do nothing else
+    #[arg(long)]
+    pub(super) list_devices: bool,
     /// Print speeds and memory after each answer
     #[arg(long)]
     pub(super) verbose: bool,

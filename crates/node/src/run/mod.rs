@@ -16,6 +16,7 @@ pub(crate) use settings::random_seed;
 use settings::{Ask, Settings};
 
 use crate::failure::Failure;
+use crate::gpus;
 use crate::interrupt::Interrupt;
 use crate::loading::{self, Ready};
 use crate::prompt::{self, PromptMaker};
@@ -41,6 +42,9 @@ struct Times {
 
 /// Answers or chats as the arguments say.
 pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Failure> {
+    if arguments.list_devices {
+        return Ok(gpus::list()?);
+    }
     let settings = Settings::new(arguments)?;
     let interrupt = Interrupt::install()?;
     let loading_began = Instant::now();

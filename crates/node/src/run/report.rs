@@ -45,6 +45,9 @@ impl Running {
         if held.stream_bytes > 0 {
             line("stream buffer", bytes(held.stream_bytes));
         }
+        if facts.gpu_bytes > 0 {
+            line("GPU memory", bytes(facts.gpu_bytes));
+        }
         line("seed", self.settings.answer.sampling.seed.to_string());
         note(&text);
     }

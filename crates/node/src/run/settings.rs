@@ -135,6 +135,7 @@ fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
         layout: arguments.layout.choice(),
         weights: arguments.weights,
         memory_budget_bytes: arguments.memory,
+        gpu: arguments.gpu,
         ..wish
     })
 }

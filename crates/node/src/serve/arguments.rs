@@ -10,6 +10,7 @@ use motley_ring::WireElement;
 use super::limits::LimitOptions;
 use super::usual::{Always, UsualArguments};
 use crate::cluster::Split;
+use crate::gpus::GpuWish;
 use crate::plan::Goal;
 use crate::pull::HubModel;
 use crate::run::{CacheType, LayoutName, WeightsPlace};
@@ -98,6 +99,8 @@ pub(crate) struct Arguments {
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     pub(super) memory: Option<u64>,
+    #[command(flatten)]
+    pub(super) gpu: GpuWish,
     /// Let other devices join, over the local network
     #[arg(long, conflicts_with = "cluster_host")]
     pub(super) lan: bool,

@@ -99,6 +99,7 @@ impl Settings {
                 layout: arguments.layout.choice(),
                 weights: arguments.weights,
                 memory_budget_bytes: arguments.memory,
+                gpu: arguments.gpu,
                 ..engine
             },
             cluster,
@@ -139,6 +140,10 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
         }
         (false, None) => return Ok(None),
     };
+    if arguments.gpu.gpu_layers.is_some_and(|layers| layers > 0) {
+        return Err(Failure::usage("--gpu-layers is for a model on one device: layers that are dealt out to several run on their processors")
+            .hint("leave it out, or serve without --lan"));
+    }
     Ok(Some(ClusterWish {
         address: SocketAddr::new(host, arguments.cluster_port),
         announced: arguments.lan,

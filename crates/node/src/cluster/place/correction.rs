@@ -42,6 +42,7 @@ impl Corrections {
 pub(super) fn slow_down(spec: &mut DeviceSpec, factor: f64) {
     spec.step_overhead_s = spec.step_overhead_s.times(factor);
     slow_processor(&mut spec.cpu, factor);
+    spec.gpus.iter_mut().for_each(|gpu| slow_processor(&mut gpu.processor, factor));
 }
 
 fn slow_processor(processor: &mut ProcessorSpec, factor: f64) {

@@ -115,7 +115,7 @@ impl Question {
         Ok(Asked { problem, nodes, refused })
     }
 
-    /// A device as this build can use it: its processor, and the memory that it gives.
+    /// A device as it can be used: its processor, its first GPU, and the memory that it gives.
     fn device(
         &self,
         candidate: &Candidate,
@@ -124,9 +124,15 @@ impl Question {
     ) -> Result<DeviceProfile, FieldError> {
         let mut spec = candidate.surveyed.device.to_spec();
         name.clone_into(&mut spec.name);
-        // The engine computes on processors only.
-        spec.gpus.clear();
-        spec.unified_memory = false;
+        // Whoever measured its GPUs computes on them; what somebody wrote down tells of no build.
+        let gpus = if candidate.surveyed.measured { 1 } else { 0 };
+        spec.gpus.truncate(gpus);
+        spec.unified_memory &= !spec.gpus.is_empty();
+        for gpu in &mut spec.gpus {
+            // The planner leaves this to the profile, which knows no model.
+            let work = Bytes::new(self.sizes.work_bytes());
+            gpu.usable_bytes = gpu.usable_bytes.saturating_sub(work);
+        }
         let memory = &mut spec.memory;
         let stated = memory.ram_available_bytes;
         let given = match candidate.budget_bytes {

@@ -234,6 +234,34 @@ fn what_does_not_fit_is_streamed() {
 }
 
 #[test]
+fn a_gpu_that_was_measured_gets_layers_and_one_that_was_written_down_does_not() {
+    let mut question = question(&[(10.0, 1_500)]);
+    for measured in [true, false] {
+        let candidate = &mut question.candidates[0];
+        let mut spec = candidate.surveyed.device.to_spec();
+        spec.gpus = vec![motley_cluster::GpuSpec {
+            kind: motley_cluster::GpuKind::Other,
+            total_bytes: Bytes::new(2_000 * MB),
+            usable_bytes: Bytes::new(2_000 * MB),
+            copy_bytes_per_s: spec.cpu.read_bytes_per_s,
+            processor: ProcessorSpec {
+                read_bytes_per_s: BytesPerSecond::new(1e11).unwrap(),
+                ..spec.cpu.clone()
+            },
+        }];
+        let device = DeviceProfile::new(spec).unwrap();
+        candidate.surveyed = Arc::new(Surveyed { measured, device });
+        let placement = place(&question, None).unwrap();
+        let runs = placement.members[0].residency.iter();
+        let in_gpu: u32 = runs
+            .filter(|run| run.weights == motley_cluster::Residency::Gpu)
+            .map(|run| run.layers.len())
+            .sum();
+        assert_eq!(in_gpu, if measured { 10 } else { 0 });
+    }
+}
+
+#[test]
 fn a_device_that_nobody_reaches_gets_no_layers() {
     let mut apart = question(&[(10.0, 700), (20.0, 700), (20.0, 700)]);
     apart.links.learn(node(2), node(0), None).unwrap();
