@@ -141,8 +141,8 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
         (false, None) => return Ok(None),
     };
     if arguments.gpu.gpu_layers.is_some_and(|layers| layers > 0) {
-        return Err(Failure::usage("--gpu-layers is for a model on one device: layers that are dealt out to several run on their processors")
-            .hint("leave it out, or serve without --lan"));
+        return Err(Failure::usage("--gpu-layers is for a model on one device")
+            .hint("leave it out: a plan decides which layers GPUs take"));
     }
     Ok(Some(ClusterWish {
         address: SocketAddr::new(host, arguments.cluster_port),
