@@ -8,14 +8,14 @@ use crate::failure::{Failure, Kind};
 use crate::memory::{self, Usage};
 use crate::terminal::{self, bytes};
 
-/// What a user may choose about GPUs.
+/// What a user may choose about GPUs; options of commands whose help has no room for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct GpuWish {
-    /// Layers in GPUs (-ngl), more than there are for the head too [default: what fits]
-    #[arg(long, value_name = "N", alias = "n-gpu-layers")]
+    /// Layers in GPUs (-ngl), one more for the head [default: what fits]
+    #[arg(long, value_name = "N", alias = "n-gpu-layers", hide = true)]
     pub(crate) gpu_layers: Option<usize>,
-    /// Memory of each GPU that may be used, such as 8G [default: what is free]
-    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
+    /// Memory that may be used of each GPU [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes, hide = true)]
     pub(crate) gpu_memory: Option<u64>,
 }
 

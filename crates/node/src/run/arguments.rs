@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use motley_engine::{CacheElement, LayoutChoice, Residency};
 
-use crate::gpus::GpuWish;
 use crate::pull::HubModel;
 use crate::terminal;
 
@@ -104,9 +103,13 @@ pub(crate) struct Arguments {
     /// Memory that may be used, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     pub(super) memory: Option<u64>,
-    #[command(flatten)]
-    pub(super) gpu: GpuWish,
-    /// List the GPUs that this build sees, and do nothing else
+    /// Layers in GPUs (-ngl), one more for the head [default: what fits]
+    #[arg(long, value_name = "N", alias = "n-gpu-layers")]
+    pub(super) gpu_layers: Option<usize>,
+    /// Memory that may be used of each GPU [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
+    pub(super) gpu_memory: Option<u64>,
+    /// List the GPUs that this build sees and end
     #[arg(long)]
     pub(super) list_devices: bool,
     /// Print speeds and memory after each answer

@@ -8,6 +8,7 @@ use motley_engine::{CacheElement, SamplingOptions, SamplingParameters, StopMatch
 
 use super::arguments::{Arguments, CacheType};
 use crate::failure::{Failure, Kind};
+use crate::gpus::GpuWish;
 use crate::loading::EngineWish;
 use crate::pull::{self, HubModel};
 use crate::session::AnswerOptions;
@@ -135,7 +136,7 @@ fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
         layout: arguments.layout.choice(),
         weights: arguments.weights,
         memory_budget_bytes: arguments.memory,
-        gpu: arguments.gpu,
+        gpu: GpuWish { gpu_layers: arguments.gpu_layers, gpu_memory: arguments.gpu_memory },
         ..wish
     })
 }
