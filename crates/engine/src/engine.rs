@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use motley_ggml::{
-    AllocateError, ComputeError, Graph, MappedFile, StartError, TensorError, ThreadPoolOptions,
-    Token,
+    AllocateError, Backend, ComputeError, Graph, MappedFile, StartError, TensorError,
+    ThreadPoolOptions, Token,
 };
 use motley_model::HyperParameters;
 
@@ -279,14 +279,14 @@ pub struct Engine {
     pub(crate) hyper: HyperParameters,
     pub(crate) held: LayerSet,
     // Whose maps weights are read from; none with weights in memory.
-    mapped_files: Vec<Arc<MappedFile>>,
+    pub(crate) mapped_files: Vec<Arc<MappedFile>>,
     pub(crate) weights: Weights,
     // The weights that may move; none where all are placed for good.
     pub(crate) store: Option<Store>,
     // The store's changes that kept graphs know.
     pub(crate) changes_known: u64,
     pub(crate) reading: Reading,
-    layouts: Layouts,
+    pub(crate) layouts: Layouts,
     pub(crate) cache: Cache,
     pub(crate) batch_rows_max: usize,
     scratch: Scratch,
@@ -312,12 +312,8 @@ impl Engine {
         let directory = model.directory();
         check_options(&directory.hyper, options)?;
         let mut workers = Workers::start(directory, options)?;
-        let layouts = match options.layout {
-            LayoutChoice::Measured if options.placement.fixed().is_some() => {
-                Layouts::measure(&mut workers.processor.backend, model.files(), directory)?
-            }
-            _ => Layouts::plain(),
-        };
+        let processor = &mut workers.processor.backend;
+        let layouts = layouts(processor, model, options.layout, &options.placement)?;
         let parts = Parts {
             layers: &options.layers,
             embedding: options.embedding,
@@ -334,10 +330,7 @@ impl Engine {
             workers,
             hyper: directory.hyper.clone(),
             held: options.layers.clone(),
-            mapped_files: match weights.mapped_bytes {
-                0 => Vec::new(),
-                _ => model.files().to_vec(),
-            },
+            mapped_files: mapped_files(model, &weights),
             weights,
             store,
             changes_known: 0,
@@ -670,6 +663,26 @@ impl Engine {
             write_look(graph, look, rule, step.rows, scratch);
         }
     }
+}
+
+/// The layouts of weights that are kept so.
+pub(crate) fn layouts(
+    backend: &mut Backend,
+    model: &Model,
+    choice: LayoutChoice,
+    placement: &Placement,
+) -> Result<Layouts, TensorError> {
+    match choice {
+        LayoutChoice::Measured if placement.fixed().is_some() => {
+            Layouts::measure(backend, model.files(), model.directory())
+        }
+        _ => Ok(Layouts::plain()),
+    }
+}
+
+/// The files whose maps these weights are read from.
+pub(crate) fn mapped_files(model: &Model, weights: &Weights) -> Vec<Arc<MappedFile>> {
+    if weights.mapped_bytes == 0 { Vec::new() } else { model.files().to_vec() }
 }
 
 /// Where one kind of layer keeps positions and which of them it sees.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use motley_ggml::{
-    Backend, BufferKind, ComputeBuffer, ElementType, Graph, MappedFile, TensorError, TensorId,
-    TensorSet, TensorSpec,
+    Backend, BufferKind, ComputeBuffer, DeviceKind, ElementType, Graph, MappedFile, TensorError,
+    TensorId, TensorSet, TensorSpec, devices,
 };
 use motley_model::{ModelDirectory, TensorInfo};
 
@@ -109,6 +109,18 @@ impl Layouts {
 /// Whether the tensor has a matrix for each of several experts.
 fn is_of_experts(tensor: &TensorInfo) -> bool {
     tensor.shape[2] > 1
+}
+
+/// Bytes of interleaved copies at most: of every matrix that the processor has such a layout for.
+pub fn interleaved_bytes_max(directory: &ModelDirectory) -> u64 {
+    let processors = devices().into_iter().filter(|device| device.kind() == DeviceKind::Cpu);
+    let memories: Vec<BufferKind> = processors.flat_map(|it| it.weight_layouts()).collect();
+    let matrices = directory.layers.iter().flat_map(|layer| layer.matrices());
+    let interleaved = matrices
+        .chain([directory.head_matrix()])
+        .filter(|tensor| !is_of_experts(tensor))
+        .filter(|tensor| memories.iter().any(|memory| holds(memory, tensor)));
+    interleaved.map(|tensor| tensor.bytes).sum()
 }
 
 fn holds(memory: &BufferKind, tensor: &TensorInfo) -> bool {

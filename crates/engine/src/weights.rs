@@ -124,6 +124,20 @@ impl Weights {
         }
     }
 
+    /// None at all.
+    pub(crate) fn none() -> Self {
+        Self {
+            embedding: None,
+            held: LayerSet::none(),
+            layers: Vec::new(),
+            head: None,
+            rope_frequencies: Vec::new(),
+            mapped_bytes: 0,
+            allocated_bytes: 0,
+            gpu_bytes: BTreeMap::new(),
+        }
+    }
+
     /// Loads the weights; those whose layers may move are declared only, in the store.
     pub(crate) fn load(
         files: &[Arc<MappedFile>],

@@ -1,7 +1,8 @@
 //! Which part of a model stays in memory and how long its contexts are, within the memory there is.
 
 use motley_engine::{
-    Model, Placement, Residency, StreamOptions, expert_slots_bytes, stream_buffer_bytes,
+    CacheElement, LayoutChoice, Model, Placement, Residency, StreamOptions, expert_slots_bytes,
+    interleaved_bytes_max, stream_buffer_bytes,
 };
 use motley_model::ModelDirectory;
 
@@ -11,12 +12,42 @@ use crate::memory::{self, Needed, Usage};
 use crate::run::WeightsPlace;
 use crate::terminal::bytes;
 
+mod degrading;
+
 /// How a model fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fitted {
     pub(crate) context_tokens: u64,
     pub(crate) batch_rows: usize,
+    pub(crate) slots: usize,
+    pub(crate) cache: CacheElement,
+    pub(crate) layout: LayoutChoice,
     pub(crate) placement: Placement,
+    /// What was given up for the context, in words and in the order in which it was.
+    pub(crate) given_up: Vec<String>,
+}
+
+impl Fitted {
+    fn new(wish: &EngineWish, context_tokens: u64, placement: Placement) -> Self {
+        Self {
+            context_tokens,
+            batch_rows: wish.batch_rows,
+            slots: wish.slots,
+            cache: wish.cache,
+            layout: wish.layout,
+            placement,
+            given_up: Vec::new(),
+        }
+    }
+
+    /// A line for whoever starts it, where something was given up.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let given_up = (!self.given_up.is_empty()).then(|| self.given_up.join(", "))?;
+        Some(format!(
+            "warning: to make room for a context of {} tokens: {given_up}\n",
+            self.context_tokens
+        ))
+    }
 }
 
 /// Rows of a batch that are enough to hide a disk behind computation.
@@ -38,7 +69,11 @@ pub(crate) fn engine_bytes(budget: u64) -> u64 {
 
 /// Memory that may be used: what is allowed and what there is, whichever is less.
 pub(crate) fn budget_bytes(wish: &EngineWish) -> u64 {
-    let available = memory::available_bytes().unwrap_or(u64::MAX);
+    let available = match wish.serves {
+        true => memory::left_to_engines(wish.weights),
+        false => memory::available_bytes(),
+    };
+    let available = available.unwrap_or(u64::MAX);
     wish.memory_budget_bytes.map_or(available, |allowed| allowed.min(available))
 }
 
@@ -47,10 +82,35 @@ pub(crate) fn budget_bytes(wish: &EngineWish) -> u64 {
 /// # Errors
 /// When not even streaming every layer leaves room; the message says what is needed.
 pub(crate) fn fit(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
+    let mut fitted = match wish.serves && wish.context_tokens.is_some() {
+        true => degrading::fit(model, wish)?,
+        false => fit_as_asked(model, wish)?,
+    };
+    if wish.serves && !fitted.placement.streams() && !has_room_for_copies(model, wish, &fitted)? {
+        fitted.layout = LayoutChoice::Plain;
+    }
+    Ok(fitted)
+}
+
+/// Whether interleaved copies of matrices, which an engine may find faster, fit beside the rest.
+fn has_room_for_copies(model: &Model, wish: &EngineWish, fitted: &Fitted) -> anyhow::Result<bool> {
+    let directory = model.directory();
+    let usage = Usage {
+        slots: fitted.slots as u64,
+        batch_rows: fitted.batch_rows as u64,
+        cache: fitted.cache,
+    };
+    let needed = memory::needed(directory, &usage, fitted.context_tokens)?.total_bytes();
+    let budget = budget_bytes(wish);
+    let most = needed.saturating_add(interleaved_bytes_max(directory));
+    Ok(most <= budget.saturating_sub(slack_bytes(budget)))
+}
+
+/// As [`fit`], with all that is asked for or not at all.
+fn fit_as_asked(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
     let whole = |residency: Residency| {
         let context_tokens = loading::choose_context(model, wish)?;
-        let placement = residency.into();
-        Ok(Fitted { context_tokens, batch_rows: wish.batch_rows, placement })
+        Ok(Fitted::new(wish, context_tokens, residency.into()))
     };
     match wish.weights {
         WeightsPlace::Mmap => whole(Residency::Mapped),
@@ -123,7 +183,7 @@ fn streamed(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
         }
     };
     let batch_rows = usize::try_from(usage.batch_rows)?;
-    Ok(Fitted { context_tokens, batch_rows, placement: Placement::within(room) })
+    Ok(Fitted { batch_rows, ..Fitted::new(wish, context_tokens, Placement::within(room)) })
 }
 
 /// What stays in memory of a model whose every layer is streamed, in batches of so many rows.

@@ -260,7 +260,7 @@ fn options(
     let clock: transport::Clock = Arc::new(|| trusted_unix_s(SystemTime::now()));
     let endpoint = Arc::new(Endpoint::with(identity, check, clock)?);
     let threads = arguments.threads.unwrap_or_else(loading::threads_default);
-    let budget = arguments.memory.or_else(memory::available_bytes);
+    let budget = arguments.memory.or_else(|| memory::left_to_engines(arguments.weights));
     Ok(MemberOptions {
         endpoint,
         store: folder.path().join("models"),
@@ -278,6 +278,7 @@ fn options(
             arguments.models.clone(),
             arguments.threads,
         )?,
+        watch: memory::watch(arguments.weights),
         named,
     })
 }

@@ -35,6 +35,9 @@ pub(crate) struct EngineWish {
     pub(crate) memory_budget_bytes: Option<u64>,
     /// What GPUs are to take.
     pub(crate) gpu: GpuWish,
+    /// Whether the engine stays for long: it gives memory to other programs as they need it, and
+    /// a long context makes it give up what else can be given up.
+    pub(crate) serves: bool,
 }
 
 /// Rows in one batch at most.
@@ -70,6 +73,7 @@ impl EngineWish {
             weights: WeightsPlace::Auto,
             memory_budget_bytes: None,
             gpu: GpuWish::default(),
+            serves: false,
         })
     }
 }
@@ -100,14 +104,21 @@ pub(crate) const POLL_PERCENT: u32 = 50;
 /// When the file is no model that can be run, or memory does not suffice.
 pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     let model = Arc::new(Model::open(path).map_err(open_failure)?);
-    let Fitted { context_tokens, batch_rows, placement } = fitting::fit(&model, wish)?;
-    let wish = EngineWish { batch_rows, ..*wish };
+    let fitted = fitting::fit(&model, wish)?;
+    if let Some(warning) = fitted.warning() {
+        terminal::note(&warning);
+    }
+    let Fitted { context_tokens, batch_rows, slots, cache, layout, placement, .. } = fitted;
+    let wish = EngineWish { batch_rows, slots, cache, layout, ..*wish };
     let usage =
         Usage { slots: wish.slots as u64, batch_rows: wish.batch_rows as u64, cache: wish.cache };
     let placement = gpus::share(model.directory(), (&usage, context_tokens), wish.gpu, placement)?;
     let options = EngineOptions { placement, ..engine_options(&model, &wish, context_tokens)? };
     let progress = Progress::start(&format!("loading {} ...", title(&model)));
     let driver = Driver::new();
+    if let Some(watch) = wish.serves.then(|| memory::watch(wish.weights)).flatten() {
+        driver.yield_to(Arc::new(watch));
+    }
     let deployment = Deployment::alone(Arc::clone(&model), options)?;
     let (send, loaded) = sync_channel(1);
     let report = move |facts| drop(send.send(facts));

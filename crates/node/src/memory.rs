@@ -7,10 +7,42 @@ use motley_model::{CacheQuery, MemoryNeeded, ModelDirectory, TensorType};
 use crate::failure::{Failure, Kind};
 use crate::terminal::bytes;
 
+mod pressure;
 mod rules;
 mod system;
+mod watch;
+mod yielding;
 
+pub(crate) use pressure::SystemPressure;
 pub(crate) use system::{available_bytes, peak_resident_bytes, spec};
+pub(crate) use watch::{EngineShare, PressureWatch, reserve_bytes};
+pub(crate) use yielding::Holding;
+
+/// Watches this system's memory for engines whose weights are kept so; nothing where the system
+/// drops mapped weights by itself, as was asked for.
+pub(crate) fn watch(weights: crate::run::WeightsPlace) -> Option<PressureWatch> {
+    if weights == crate::run::WeightsPlace::Mmap {
+        return None;
+    }
+    let reserve = reserve_bytes(available_bytes()?);
+    match PressureWatch::start(SystemPressure::new(), reserve) {
+        Ok(watch) => Some(watch),
+        Err(error) => {
+            crate::terminal::note(&format!("memory is not watched: {error}\n"));
+            None
+        }
+    }
+}
+
+/// Memory for engines whose weights are kept so, where nothing else is said: what is available,
+/// less what others are always to have.
+pub(crate) fn left_to_engines(weights: crate::run::WeightsPlace) -> Option<u64> {
+    let available = available_bytes()?;
+    Some(match weights {
+        crate::run::WeightsPlace::Mmap => available,
+        _ => available.saturating_sub(reserve_bytes(available)),
+    })
+}
 
 /// Contexts are chosen in steps of this many tokens, as the engine's cache is.
 pub(crate) const CONTEXT_STEP: u64 = 256;

@@ -12,12 +12,17 @@ use motley_ring::{
 };
 
 use super::head::{Control, Event, SETTLE};
-use super::place::{Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed, place};
+use super::place::{
+    Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed, place,
+};
 use super::split::{self, Split};
 use crate::driver::AnswerError;
 use crate::plan;
 use crate::stage;
 use crate::terminal;
+
+/// Between two times that corrections are kept.
+const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a ring is to be, whoever decided it.
 struct Ring {
@@ -150,6 +155,8 @@ impl Control {
             Ok(model) => self.placing.model = Some(Arc::new(model)),
             Err(failure) => return self.place_by_memory(&failure.report()),
         }
+        let kept = self.plan.profile.kept_corrections(&self.plan.model_name);
+        self.placing.remember(Corrections::from_kept(&kept));
         self.placing.ask(self.own, now);
         let (source, path) = (self.plan.profile.clone(), self.plan.model.path().to_owned());
         let events = self.events.clone();
@@ -254,8 +261,22 @@ impl Control {
 
     /// Looks whether what was learnt since the last plan is reason for another.
     pub(super) fn look_at_placing(&mut self, now: Duration) {
-        if self.plan.split == Split::Auto && self.placing.look(now) {
+        if self.plan.split != Split::Auto {
+            return;
+        }
+        if self.placing.look(now) {
             self.replan_at.get_or_insert(now);
+        }
+        if now >= self.kept_at + KEEP_INTERVAL {
+            self.kept_at = now;
+            self.keep_corrections();
+        }
+    }
+
+    /// Keeps what was learnt of devices for the next start.
+    pub(super) fn keep_corrections(&mut self) {
+        if let Some(corrections) = self.placing.take_learnt() {
+            self.plan.profile.keep_corrections(&self.plan.model_name, &corrections.to_kept());
         }
     }
 

@@ -224,6 +224,8 @@ pub(super) struct Control {
     pub(super) start_when_free: bool,
     pub(super) commit_when_free: bool,
     pub(super) replan_at: Option<Duration>,
+    /// When corrections were kept last.
+    pub(super) kept_at: Duration,
     /// Whom the deployment in force, or the one under way, is for.
     pub(super) dealt_to: Option<BTreeSet<NodeId>>,
     pub(super) shunned: BTreeMap<NodeId, Duration>,
@@ -262,6 +264,7 @@ impl Control {
         let roster = RosterWatch::new(&plan.folder);
         Self {
             replan_at: Some(Duration::ZERO),
+            kept_at: Duration::ZERO,
             plan,
             driver,
             stages,
@@ -310,6 +313,7 @@ impl Control {
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
+        self.keep_corrections();
         let reason = Text::cut("the head stops");
         let leave = ControlMessage::Leave(motley_ring::Leave { reason });
         for session in self.sessions.values() {

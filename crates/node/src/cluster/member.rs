@@ -33,6 +33,7 @@ use crate::blocks::WantedParts;
 use crate::discovery;
 use crate::failure::{Failure, Kind};
 use crate::identity::{self, StateFolder, TokenAddress};
+use crate::memory::PressureWatch;
 use crate::stage::{EdgeError, EdgePlace, MemberPlan, MemberStage, Reports};
 use crate::terminal;
 use crate::transport::{ConnectError, Connection, Endpoint, Listener, connect};
@@ -57,6 +58,8 @@ pub(crate) struct MemberOptions {
     pub(crate) layout: LayoutChoice,
     pub(crate) residency: Residency,
     pub(crate) profile: ProfileSource,
+    /// Sees when other programs need memory, if engines are to give it to them.
+    pub(crate) watch: Option<PressureWatch>,
     /// Nodes that the head has named; they may connect although they joined later than this one.
     pub(crate) named: Arc<RwLock<std::collections::BTreeSet<identity::NodeId>>>,
 }
@@ -525,6 +528,8 @@ impl Session<'_> {
                 options: options.context("this build cannot cache keys and values so")?,
                 assignment: Arc::new(held.prepare.assignment.clone()),
                 index: held.prepare.member,
+                // The thread looks by itself soon enough.
+                share: self.member.options.watch.as_ref().map(|watch| watch.engine(|| ())),
             };
             let reports = Reports {
                 loaded: Box::new(move |result| {

@@ -38,6 +38,8 @@ pub(super) struct Placing {
     /// Ways that are being measured, and until when they are waited for.
     ways_awaited: BTreeMap<(NodeId, NodeId), Duration>,
     corrections: Corrections,
+    /// What was learnt since corrections were kept last.
+    learnt: bool,
     looked: Duration,
     /// The model as the planner sees it; nothing if it cannot be planned for.
     pub(super) model: Option<Arc<ModelProfile>>,
@@ -123,11 +125,10 @@ impl Placing {
         self.links.clone()
     }
 
-    /// Forgets a device that has gone.
+    /// Forgets a device that has gone, but not how far its predictions were wrong.
     pub(super) fn forget(&mut self, node: NodeId) {
         self.surveys.remove(&node);
         self.links.forget(node);
-        self.corrections.forget(node);
         self.ways_awaited.retain(|(from, to), _| *from != node && *to != node);
     }
 
@@ -231,7 +232,18 @@ impl Placing {
             && self.surveys.get(&node).is_some_and(believed)
         {
             self.corrections.learn(node, used, predicted_s, measured_s);
+            self.learnt = true;
         }
+    }
+
+    /// Goes on with what was learnt before.
+    pub(super) fn remember(&mut self, corrections: Corrections) {
+        self.corrections = corrections;
+    }
+
+    /// What is to be kept for the next start, if there is something new.
+    pub(super) fn take_learnt(&mut self) -> Option<&Corrections> {
+        std::mem::take(&mut self.learnt).then_some(&self.corrections)
     }
 
     /// How far predictions of a device were wrong.

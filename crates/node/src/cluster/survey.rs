@@ -1,5 +1,6 @@
 //! What this device can do with a model: measured, or as a file says.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use motley_cluster::DeviceProfile;
@@ -47,6 +48,22 @@ impl ProfileSource {
                 Self::Measured(Box::new(options))
             }
         })
+    }
+
+    /// How far predictions for a model were wrong when it was served last, by device; nothing for
+    /// a profile that somebody wrote down.
+    pub(super) fn kept_corrections(&self, model_name: &str) -> BTreeMap<String, f64> {
+        match self {
+            Self::Written(_) => BTreeMap::new(),
+            Self::Measured(options) => profile::kept_corrections(options, model_name),
+        }
+    }
+
+    /// Keeps that for the next time.
+    pub(super) fn keep_corrections(&self, model_name: &str, factors: &BTreeMap<String, f64>) {
+        if let Self::Measured(options) = self {
+            profile::keep_corrections(options, model_name, factors);
+        }
     }
 
     /// The profile with tables of a model, of which only the metadata need be at the place that

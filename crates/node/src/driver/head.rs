@@ -18,7 +18,8 @@ use super::listener::{AnswerError, FinishReason};
 use super::seat::Seat;
 use super::sequence::{Chosen, Sequence};
 use super::{Busy, DriverState, Message, Purpose, TokenTimes};
-use crate::stage::{Arrival, HeadRows, Links, Payload, Scratch, receive_soon};
+use crate::stage::{Arrival, HeadRows, Links, Payload, Scratch, Yielder, receive_soon};
+use crate::terminal;
 
 /// How long the thread waits before it looks again for readers that are behind or gone.
 const REST: Duration = Duration::from_millis(1);
@@ -29,6 +30,7 @@ const LOOK_AROUND: Duration = Duration::from_millis(20);
 /// An engine with its part of the ring, and all sequences.
 pub(super) struct Head {
     engine: Engine,
+    yielder: Option<Yielder>,
     sampler: Sampler,
     member: Member<Payload>,
     links: Links,
@@ -96,6 +98,7 @@ impl Head {
         let head = assignment.route().head();
         Self {
             engine,
+            yielder: None,
             sampler,
             member: Member::new(head, assignment),
             links,
@@ -106,6 +109,21 @@ impl Head {
             counted: Counted::default(),
             draining: false,
             lost: None,
+        }
+    }
+
+    /// Gives memory to other programs from now on, as they need it.
+    pub(super) fn yield_by(&mut self, yielder: Yielder) {
+        self.yielder = Some(yielder);
+    }
+
+    fn yield_memory(&mut self) {
+        let Some(yielder) = &mut self.yielder else { return };
+        self.scheduler.limit_slots(yielder.slots(self.scheduler.options().slots));
+        if let Err(error) = yielder.follow(&mut self.engine) {
+            // Steps fail from now on, and whoever asks hears of that.
+            terminal::note(&format!("weights are lost: {:#}\n", anyhow::Error::from(error)));
+            self.yielder = None;
         }
     }
 
@@ -127,6 +145,7 @@ impl Head {
                 break Leaving::Drained;
             }
             self.look_after_readers();
+            self.yield_memory();
             self.begin_micro_batches();
             idle = match self.member.next_work() {
                 Some(work) => {

@@ -43,7 +43,8 @@ pub(crate) use listener::{
 use seat::Seat;
 
 use crate::gpus;
-use crate::stage::{Arrival, Links};
+use crate::memory::{EngineShare, PressureWatch};
+use crate::stage::{Arrival, Links, Yielder};
 
 /// Messages that wait for the engine thread at most: requests are limited before, frames by the
 /// micro-batches on their way.
@@ -268,6 +269,7 @@ pub(crate) struct Driver {
     facts: Mutex<Option<EngineFacts>>,
     seat: Arc<Mutex<Option<Seat>>>,
     end_tokens: OnceLock<Vec<Token>>,
+    watch: OnceLock<Arc<PressureWatch>>,
     running: Mutex<Option<EngineThread>>,
 }
 
@@ -285,6 +287,7 @@ impl Driver {
             facts: Mutex::new(None),
             seat: Arc::new(Mutex::new(Some(Seat::new(inbox)))),
             end_tokens: OnceLock::new(),
+            watch: OnceLock::new(),
             running: Mutex::new(None),
         }
     }
@@ -293,6 +296,18 @@ impl Driver {
     /// not needed to load one, so that the vocabulary can be loaded meanwhile.
     pub(crate) fn end_answers_by(&self, end_tokens: Vec<Token>) {
         self.end_tokens.get_or_init(|| end_tokens);
+    }
+
+    /// Lets the engines that are loaded from now on give memory to other programs.
+    pub(crate) fn yield_to(&self, watch: Arc<PressureWatch>) {
+        self.watch.get_or_init(|| watch);
+    }
+
+    fn engine_share(&self) -> Option<EngineShare> {
+        let jobs = self.jobs.clone();
+        // A thread with messages before it looks around anyway.
+        let wake = move || drop(jobs.try_send(Message::LookAround));
+        self.watch.get().map(|watch| watch.engine(wake))
     }
 
     /// How many requests may wait, if not as many as ships.
@@ -322,6 +337,7 @@ impl Driver {
         let (seat, state) = (Arc::clone(&self.seat), Arc::clone(&self.state));
         let facts = Arc::new(OnceLock::new());
         let found = Arc::clone(&facts);
+        let share = self.engine_share();
         let work = move || {
             let Deployment { model, options, assignment, links } = deployment;
             let engine = match Engine::load(&model, &options) {
@@ -337,10 +353,14 @@ impl Driver {
             };
             found.get_or_init(|| own);
             loaded(Ok(own));
+            let yielder = share.and_then(|share| Yielder::new(share, &engine, model, &options));
             let Ok(end_tokens) = told.recv() else { return };
             let sampler = Sampler::new(engine.hyper().vocabulary_size, &end_tokens);
             let sampler = sampler.expect("a vocabulary has no more tokens than its model logits");
             let mut head = Head::new(engine, sampler, assignment, links, state);
+            if let Some(yielder) = yielder {
+                head.yield_by(yielder);
+            }
             let taken = lock(&seat).take();
             let mut taken = taken.expect("the seat is empty when a head is started");
             let leaving = head.serve(&mut taken, &stopped);

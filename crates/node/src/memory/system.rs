@@ -23,9 +23,15 @@ pub(crate) fn peak_resident_bytes() -> Option<u64> {
 /// control groups around this process leave, whichever is less.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn available_bytes() -> Option<u64> {
+    available_within(&group_folders())
+}
+
+/// Memory that a new program in these control groups can use.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) fn available_within(groups: &[PathBuf]) -> Option<u64> {
     let machine =
         fs::read_to_string("/proc/meminfo").ok().and_then(|text| kilobytes(&text, "MemAvailable:"));
-    let groups = group_folders().into_iter().filter_map(|folder| group_headroom(&folder));
+    let groups = groups.iter().filter_map(|folder| group_headroom(folder));
     machine.into_iter().chain(groups).min()
 }
 
@@ -75,7 +81,7 @@ pub(crate) fn spec() -> Option<MemorySpec> {
 
 /// Folders of the control groups that limit this process, each with all above it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn group_folders() -> Vec<PathBuf> {
+pub(super) fn group_folders() -> Vec<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut folders = Vec::new();

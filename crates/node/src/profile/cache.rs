@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Effort;
 
 /// Raised whenever the way of measuring changes, so that figures of an older way are not mixed in.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 
 /// A kept file is at most this long; tables of a model take a few kilobytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -79,14 +79,14 @@ mod tests {
         let loaded = || load::<String, u32>(&path, &"a".to_owned(), Effort::Quick);
         for text in [
             "",
-            "{\"form\":1}",
+            "{\"form\":2}",
             "{\"form\":0,\"effort\":\"full\",\"key\":\"a\",\"value\":7}",
-            "{\"form\":1,\"effort\":\"full\",\"key\":\"a\",\"value\":-7}",
+            "{\"form\":2,\"effort\":\"full\",\"key\":\"a\",\"value\":-7}",
         ] {
             fs::write(&path, text).unwrap();
             assert_eq!(loaded(), None, "{text}");
         }
-        fs::write(&path, "{\"form\":1,\"effort\":\"full\",\"key\":\"a\",\"value\":7}").unwrap();
+        fs::write(&path, "{\"form\":2,\"effort\":\"full\",\"key\":\"a\",\"value\":7}").unwrap();
         assert_eq!(loaded(), Some(7));
     }
 }

@@ -3,8 +3,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use motley_engine::{StreamOptions, read_rate};
 
 use crate::store;
 
@@ -20,11 +23,8 @@ pub(super) struct DiskRates {
 /// for more than it gets.
 const UNKNOWN: (f64, f64) = (50e6, 5e6);
 
-/// Readers at a time, each with one read in flight.
+/// Readers of pages anywhere at a time, each with one read in flight.
 const READERS: usize = 4;
-
-/// Bytes of one read in a row, as streaming reads them.
-const SEQUENTIAL_READ_BYTES: usize = 4 << 20;
 
 /// Bytes of one read anywhere: a page.
 const RANDOM_READ_BYTES: usize = 4 << 10;
@@ -100,54 +100,35 @@ impl Drop for Written {
     }
 }
 
-/// Sequential and random rates of a file.
+/// Sequential and random rates of a file: the first by the reader that streams weights, so that
+/// plans count on what the engine reaches.
 fn rates(path: &Path, time: Duration, notes: &mut Vec<String>) -> io::Result<(f64, f64)> {
-    let files = match open_direct(path) {
-        Ok(file) => Files { path, direct: Some(file), bytes: path.metadata()?.len() },
-        Err(error) => {
-            notes.push(format!(
-                "the disk refuses direct reads ({error}); its rates may be those of the page cache"
-            ));
-            Files { path, direct: None, bytes: path.metadata()?.len() }
-        }
-    };
-    let sequential =
-        read_rate(&files, SEQUENTIAL_READ_BYTES, time.mul_f64(0.6), |reads, number| {
-            number % reads
-        })?;
-    let random = read_rate(&files, RANDOM_READ_BYTES, time.mul_f64(0.4), |reads, number| {
-        // A walk that meets every read once before it repeats, far from the last one.
-        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % reads
-    })?;
-    Ok((sequential, random))
+    let sequential = read_rate(path, &StreamOptions::default(), time.mul_f64(0.6))?;
+    if !sequential.direct {
+        notes.push(
+            "the disk refuses direct reads; its rates may be those of the page cache".to_owned(),
+        );
+    }
+    let file = if sequential.direct { open_direct(path)? } else { File::open(path)? };
+    let random = random_rate(&file, time.mul_f64(0.4))?;
+    Ok((sequential.bytes_per_s(), random))
 }
 
-struct Files<'p> {
-    path: &'p Path,
-    direct: Option<File>,
-    bytes: u64,
-}
-
-/// Bytes per second of several readers that read number `place(reads, n)` of all as their turn comes.
-fn read_rate(
-    files: &Files<'_>,
-    read_bytes: usize,
-    time: Duration,
-    place: impl Fn(u64, u64) -> u64 + Sync,
-) -> io::Result<f64> {
-    let reads = (files.bytes / read_bytes as u64).max(1);
-    let next = std::sync::atomic::AtomicU64::new(0);
+/// Bytes per second of several readers of single pages all over the file.
+fn random_rate(file: &File, time: Duration) -> io::Result<f64> {
+    let reads = (file.metadata()?.len() / RANDOM_READ_BYTES as u64).max(1);
+    let next = AtomicU64::new(0);
     let begun = Instant::now();
     let read = || -> io::Result<u64> {
-        let plain = if files.direct.is_none() { Some(File::open(files.path)?) } else { None };
-        let file = files.direct.as_ref().or(plain.as_ref()).expect("one of both is open");
-        let mut memory = vec![0; read_bytes + ALIGNMENT];
+        let mut memory = vec![0; RANDOM_READ_BYTES + ALIGNMENT];
         let start = memory.as_ptr().align_offset(ALIGNMENT);
-        let buffer = &mut memory[start..start + read_bytes];
+        let buffer = &mut memory[start..start + RANDOM_READ_BYTES];
         let mut done = 0;
         while begun.elapsed() < time {
-            let number = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            done += read_at(file, place(reads, number) * read_bytes as u64, buffer)? as u64;
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            // A walk that meets every page once before it repeats, far from the last one.
+            let place = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % reads;
+            done += read_at(file, place * RANDOM_READ_BYTES as u64, buffer)? as u64;
         }
         Ok(done)
     };
@@ -166,18 +147,12 @@ fn read_rate(
 fn open_direct(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let flag = nix::fcntl::OFlag::O_DIRECT.bits();
-    let file = OpenOptions::new().read(true).custom_flags(flag).open(path)?;
-    // Some file systems take the flag and refuse the reads.
-    let mut memory = vec![0; 2 * ALIGNMENT];
-    let start = memory.as_ptr().align_offset(ALIGNMENT);
-    read_at(&file, 0, &mut memory[start..start + ALIGNMENT])?;
-    Ok(file)
+    OpenOptions::new().read(true).custom_flags(flag).open(path)
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn open_direct(path: &Path) -> io::Result<File> {
-    let _ = OpenOptions::new().read(true).open(path)?;
-    Err(io::ErrorKind::Unsupported.into())
+    OpenOptions::new().read(true).open(path)
 }
 
 #[cfg(unix)]

@@ -7,6 +7,7 @@
 
 mod arguments;
 mod cache;
+mod corrections;
 mod disk;
 mod facts;
 mod gpus;
@@ -25,6 +26,7 @@ use crate::identity::host_name;
 use crate::{loading, store};
 
 pub(crate) use arguments::{Arguments, execute};
+pub(crate) use corrections::{keep_corrections, kept_corrections};
 pub(crate) use hardware::device;
 pub(crate) use tables::model_tables;
 

@@ -125,9 +125,9 @@ pub(crate) struct Arguments {
     /// A TOML or JSON file of what this device can do [default: it is measured]
     #[arg(long, value_name = "FILE")]
     pub(super) profile: Option<PathBuf>,
-    /// Rounds of the ring per token, unless a plan decides
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), hide = true)]
-    pub(super) rounds: u32,
+    /// Rounds of the ring per token, where --split says who gets which layers [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), hide = true)]
+    pub(super) rounds: Option<u32>,
     /// How activations travel: f32, f16 or q8_0
     #[arg(
         long,

@@ -144,7 +144,11 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
     let driver = Arc::new(Driver::new());
     driver.end_answers_by(vocabulary.end_tokens());
     driver.limit_waiting(settings.limits.queue);
-    let budget = settings.engine.memory_budget_bytes.or_else(memory::available_bytes);
+    if let Some(watch) = memory::watch(settings.engine.weights) {
+        driver.yield_to(Arc::new(watch));
+    }
+    let given = settings.engine.memory_budget_bytes;
+    let budget = given.or_else(|| memory::left_to_engines(settings.engine.weights));
     let plan = HeadPlan {
         endpoint,
         folder,

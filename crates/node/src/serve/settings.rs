@@ -100,6 +100,7 @@ impl Settings {
                 weights: arguments.weights,
                 memory_budget_bytes: arguments.memory,
                 gpu: arguments.gpu,
+                serves: true,
                 ..engine
             },
             cluster,
@@ -138,11 +139,19 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
             return Err(Failure::usage("--nodes waits for devices that cannot join")
                 .hint("--lan lets them join over the local network"));
         }
+        (false, None) if arguments.rounds.is_some() => {
+            return Err(Failure::usage("--rounds is about a ring, and no device can join")
+                .hint("--lan lets them join over the local network"));
+        }
         (false, None) => return Ok(None),
     };
     if arguments.gpu.gpu_layers.is_some_and(|layers| layers > 0) {
         return Err(Failure::usage("--gpu-layers is for a model on one device")
             .hint("leave it out: a plan decides which layers GPUs take"));
+    }
+    if arguments.rounds.is_some() && arguments.split == Split::Auto {
+        return Err(Failure::usage("--rounds is decided by the plan")
+            .hint("--split memory, even or 10,12,8 deals layers out without one"));
     }
     Ok(Some(ClusterWish {
         address: SocketAddr::new(host, arguments.cluster_port),
@@ -156,7 +165,7 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
             arguments.models.clone(),
             arguments.threads,
         )?,
-        rounds: arguments.rounds,
+        rounds: arguments.rounds.unwrap_or(1),
         wire: arguments.wire.element(),
     }))
 }

@@ -15,6 +15,9 @@ use motley_ring::{
 use super::compute::{HeadRows, Payload, Scratch};
 use super::edges::next_arrival;
 use super::links::{Arrival, Links};
+use super::yielding::Yielder;
+use crate::memory::EngineShare;
+use crate::terminal;
 
 /// What a member's engine is to be.
 pub(crate) struct MemberPlan {
@@ -22,6 +25,8 @@ pub(crate) struct MemberPlan {
     pub(crate) options: EngineOptions,
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) index: MemberIndex,
+    /// Its share in giving memory to other programs, if it does that.
+    pub(crate) share: Option<EngineShare>,
 }
 
 /// What a member's engine tells.
@@ -69,8 +74,12 @@ impl MemberStage {
                 Err(error) => return (reports.loaded)(Err(error)),
             };
             (reports.loaded)(Ok(engine.memory()));
+            let yielder = plan.share.and_then(|share| {
+                Yielder::new(share, &engine, Arc::clone(&plan.model), &plan.options)
+            });
             let worker = Worker {
                 engine,
+                yielder,
                 member: Member::new(plan.index, plan.assignment),
                 links: own_links,
                 scratch: Scratch::default(),
@@ -127,6 +136,7 @@ impl Drop for MemberStage {
 
 struct Worker {
     engine: Engine,
+    yielder: Option<Yielder>,
     member: Member<Payload>,
     links: Arc<Mutex<Links>>,
     scratch: Scratch,
@@ -145,6 +155,7 @@ impl Worker {
                     let now = Instant::now();
                     add(&self.meter.idle_ns, now - idle_since);
                     idle_since = now;
+                    self.yield_memory();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => return,
@@ -157,6 +168,7 @@ impl Worker {
             while !stop.load(Ordering::Relaxed)
                 && let Some(work) = self.member.next_work()
             {
+                self.yield_memory();
                 self.compute(work);
                 // What came meanwhile may be further on its way.
                 while let Ok(arrival) = arrivals.try_recv() {
@@ -200,6 +212,17 @@ impl Worker {
                 self.member.failed(work, &mut lost);
                 lost.into_iter().for_each(|micro_batch| (self.failed)(micro_batch, cause.clone()));
             }
+        }
+    }
+
+    /// Gives memory to other programs, or takes it back.
+    fn yield_memory(&mut self) {
+        if let Some(yielder) = &mut self.yielder
+            && let Err(error) = yielder.follow(&mut self.engine)
+        {
+            // Steps fail from now on, and the head hears of that.
+            terminal::note(&format!("weights are lost: {:#}\n", anyhow::Error::from(error)));
+            self.yielder = None;
         }
     }
 

@@ -1,13 +1,15 @@
 //! What head and members of a ring share: computing a stop, and the connections between stops.
 //!
 //! `compute` is one stop on the engine, `member` the engine thread of a member that is not the
-//! head, `edges` the data connections, `links` what comes and where it goes.
+//! head, `edges` the data connections, `links` what comes and where it goes, `yielding` an engine
+//! that gives memory away.
 
 mod activations;
 mod compute;
 mod edges;
 mod links;
 mod member;
+mod yielding;
 
 use motley_cluster::KvType;
 use motley_engine::CacheElement;
@@ -16,6 +18,7 @@ pub(crate) use compute::{HeadRows, Payload, Scratch};
 pub(crate) use edges::{EdgeError, EdgePlace, OpenEdges, Way, read_edge, receive_soon};
 pub(crate) use links::{Arrival, Links};
 pub(crate) use member::{MemberPlan, MemberStage, Reports};
+pub(crate) use yielding::Yielder;
 
 /// The plan's word for how keys and values are kept.
 pub(crate) fn kv_type(element: CacheElement) -> KvType {

@@ -190,6 +190,8 @@ pub struct Scheduler {
     order: Vec<u32>,
     next_id: u64,
     held: bool,
+    /// Sequences at once, of which those that run already may be more.
+    slots_max: u32,
     /// Counts events, to tell older from newer.
     moment: u64,
 }
@@ -205,6 +207,7 @@ impl Scheduler {
         Self {
             queue: Queue::new(options.waiting_max, options.waiting_per_caller_max),
             slots: (0..options.slots).map(|_| Slot::default()).collect(),
+            slots_max: options.slots,
             options,
             places: BTreeMap::new(),
             in_flight: Vec::new(),
@@ -234,6 +237,12 @@ impl Scheduler {
         self.held = held;
     }
 
+    /// Gives slots to new requests only while fewer than `slots` have one: there is memory for so
+    /// many. What runs goes on.
+    pub fn limit_slots(&mut self, slots: u32) {
+        self.slots_max = slots.max(1);
+    }
+
     /// Takes a request, which gets a slot at once if one is free.
     ///
     /// # Errors
@@ -249,7 +258,7 @@ impl Scheduler {
         if self.places.contains_key(&ask.request) || self.queue.contains(ask.request) {
             return Err(SubmitRefused::RequestExists);
         }
-        let slot_is_free = !self.held && self.slots.iter().any(|slot| slot.sequence.is_none());
+        let slot_is_free = self.has_free_slot();
         self.queue.push(ask, slot_is_free)?;
         self.admit();
         Ok(())
@@ -410,6 +419,7 @@ impl Scheduler {
         self.lost_all(ended);
         self.queue.resize(&options, ended);
         self.slots.resize_with(options.slots as usize, Slot::default);
+        self.slots_max = options.slots;
         self.options = options;
     }
 
@@ -468,12 +478,16 @@ impl Scheduler {
         self.spare.push(back);
     }
 
+    /// Whether a request may have a slot now.
+    fn has_free_slot(&self) -> bool {
+        let free = self.slots.iter().filter(|slot| slot.sequence.is_none()).count();
+        let taken = self.slots.len() - free;
+        !self.held && free > 0 && taken < self.slots_max as usize
+    }
+
     /// Gives waiting requests the free slots.
     fn admit(&mut self) {
-        while !self.held
-            && !self.queue.is_empty()
-            && self.slots.iter().any(|slot| slot.sequence.is_none())
-        {
+        while !self.queue.is_empty() && self.has_free_slot() {
             let slots = &self.slots;
             let running = |caller| {
                 let sequences = slots.iter().filter_map(|slot| slot.sequence.as_ref());

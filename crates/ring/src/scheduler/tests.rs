@@ -484,3 +484,23 @@ fn an_answer_ends_at_its_length_or_at_the_end_of_the_context() {
     use SlotPhase::{Answer, Free};
     assert_eq!(phases, [Answer, Answer, Free, Free]);
 }
+
+/// A device that runs short of memory lets what runs go on, and takes no more than it has room for.
+#[test]
+fn fewer_slots_hold_for_new_requests_alone() {
+    let mut bench = Bench::new(OPTIONS);
+    (0..3).for_each(|request| bench.ask(request, &[1, 2]));
+    bench.scheduler.limit_slots(2);
+    bench.ask(3, &[1, 2]);
+    let counts = bench.scheduler.counts();
+    assert_eq!((counts.running, counts.waiting, counts.slots_free), (3, 1, 1));
+    assert!(bench.scheduler.finish(RequestId(0)));
+    bench.send();
+    assert_eq!(bench.scheduler.counts().waiting, 1, "two still run");
+    assert!(bench.scheduler.finish(RequestId(1)));
+    bench.run();
+    assert_eq!(bench.scheduler.counts().waiting, 0);
+    bench.scheduler.limit_slots(4);
+    (4..8).for_each(|request| bench.ask(request, &[1, 2]));
+    assert_eq!(bench.scheduler.counts().running, 4);
+}

@@ -32,9 +32,21 @@ impl Corrections {
         self.0.insert(node, before + NEWEST * (found - before));
     }
 
-    /// Forgets a device.
-    pub(crate) fn forget(&mut self, node: NodeId) {
-        self.0.remove(&node);
+    /// In a form that is kept: by the ids of devices, in hexadecimal.
+    pub(crate) fn to_kept(&self) -> BTreeMap<String, f64> {
+        let text = |node: &NodeId| data_encoding::HEXLOWER.encode(&node.0);
+        self.0.iter().map(|(node, factor)| (text(node), *factor)).collect()
+    }
+
+    /// What was kept; what cannot be believed is left out.
+    pub(crate) fn from_kept(kept: &BTreeMap<String, f64>) -> Self {
+        let node = |text: &String| {
+            let bytes = data_encoding::HEXLOWER.decode(text.as_bytes()).ok()?;
+            Some(NodeId(bytes.try_into().ok()?))
+        };
+        let possible = |factor: &f64| (1.0 / FACTOR_MAX..=FACTOR_MAX).contains(factor);
+        let kept = kept.iter().filter(|(_, factor)| possible(factor));
+        Self(kept.filter_map(|(text, factor)| Some((node(text)?, *factor))).collect())
     }
 }
 

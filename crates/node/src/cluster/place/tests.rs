@@ -436,6 +436,9 @@ fn corrections_are_smoothed_and_limited() {
         corrections.learn(node(1), 1.0, 0.1, nothing);
     }
     assert_eq!(factor(&corrections), 4.0);
-    corrections.forget(node(1));
-    assert_eq!(factor(&corrections), 1.0);
+    let mut kept = corrections.to_kept();
+    assert_eq!(Corrections::from_kept(&kept), corrections, "they outlive the program");
+    kept.insert("no device".to_owned(), 2.0);
+    kept.values_mut().for_each(|factor| *factor *= 100.0);
+    assert_eq!(Corrections::from_kept(&kept), Corrections::default(), "nothing absurd is believed");
 }
