@@ -82,7 +82,8 @@ fn every_help_fits_a_screen() {
 fn version_names_what_it_was_built_from() {
     let version = json(&["version", "--json"]);
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!(version["architectures"], serde_json::json!(["llama", "qwen2", "qwen3", "gemma3"]));
+    let known = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3"];
+    assert_eq!(version["architectures"], serde_json::json!(known));
     assert_eq!(version["devices"][0]["kind"], "cpu");
     let text = printed(&["version"]);
     let bindings = version["llama_cpp_sys_2"].as_str().unwrap();

@@ -143,7 +143,7 @@ impl Soak {
                 });
                 let body = json!({
                     "model": "m", "messages": [{ "role": "user", "content": PROMPTS[which] }],
-                    "max_tokens": 32, "temperature": 0, "response_format": format,
+                    "max_tokens": 160, "temperature": 0, "response_format": format,
                 });
                 let (status, answer) = self.server.post(CHAT, &body);
                 let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
