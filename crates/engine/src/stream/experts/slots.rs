@@ -206,7 +206,8 @@ mod tests {
         assert_eq!(choose(&mut slots, 0, &[1, 2]).len(), 2);
         assert_eq!(choose(&mut slots, 1, &[0, 2]).len(), 2);
         assert!(choose(&mut slots, 0, &[2]).is_empty());
-        // Of layer 0 expert 1 is now the least likely of all.
+        assert!(choose(&mut slots, 0, &[2]).is_empty());
+        // Of layer 0 expert 1, not chosen twice, is now the least likely of all.
         let gone = slots.slot(0, 1).unwrap();
         assert_eq!(choose(&mut slots, 1, &[1]), [Load { layer: 1, expert: 1, slot: gone }]);
         assert_eq!(slots.slot(0, 1), None);
