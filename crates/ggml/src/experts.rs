@@ -51,10 +51,10 @@ impl<'g> Builder<'g> {
         Route { shares, order, chosen: ExpertIds { tensor, limit: experts } }
     }
 
-    /// All experts of each row in the order of their shares, `[experts, rows]`; readable while the
-    /// graph stands before an operation that uses the route.
+    /// All experts of each row in the order of their shares, `[experts, rows]`; readable as soon as
+    /// they are computed.
     pub fn route_order(&self, route: &Route<'g>) -> Output {
-        self.readable(route.order)
+        self.output(route.order)
     }
 
     /// The shares of the chosen experts, scaled to a sum of one, `[1, used, rows]`.

@@ -186,20 +186,12 @@ impl<'g> Builder<'g> {
         unsafe { sys::ggml_build_forward_expand(self.graph.as_ptr(), tensor.raw.as_ptr()) }
     }
 
-    /// Declares `tensor` readable after a run and appends it to the run order.
+    /// Declares `tensor` readable after a run, or after the segment of it that computes it, and
+    /// appends it to the run order.
     pub fn output(&self, tensor: Tensor<'g>) -> Output {
         assert!(tensor.is_contiguous(), "outputs are contiguous");
         // SAFETY: the tensor belongs to this graph.
         unsafe { sys::ggml_set_output(tensor.raw.as_ptr()) };
-        self.expand(tensor);
-        self.outputs.borrow_mut().push(tensor.raw);
-        Output(self.outputs.borrow().len() - 1)
-    }
-
-    /// Makes `tensor` readable between segments of a run, as long as a later one reads it; what is
-    /// read at other times means nothing.
-    pub(crate) fn readable(&self, tensor: Tensor<'g>) -> Output {
-        assert!(tensor.is_contiguous(), "outputs are contiguous");
         self.expand(tensor);
         self.outputs.borrow_mut().push(tensor.raw);
         Output(self.outputs.borrow().len() - 1)
