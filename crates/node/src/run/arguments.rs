@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     /// The model, instead of the first word
     #[arg(short, long)]
     pub(super) model: Option<String>,
-    /// A model of Hugging Face, fetched at need: ORG/REPO[:QUANT] (-hf)
+    /// Model of Hugging Face to fetch: ORG/REPO or ORG/REPO:QUANT (-hf)
     #[arg(long, value_name = "MODEL")]
     pub(super) hf_repo: Option<HubModel>,
     /// Fetch nothing
