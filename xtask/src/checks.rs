@@ -22,7 +22,6 @@ const STEPS: &[Step] = &[
     Step { name: "clippy", essential: false, run: clippy },
     Step { name: "tests", essential: false, run: tests },
     Step { name: "gpu", essential: false, run: vulkan::run },
-    Step { name: "milp", essential: false, run: milp },
     Step { name: "clients", essential: false, run: clients },
     Step { name: "doc-tests", essential: false, run: doc_tests },
     Step { name: "docs", essential: false, run: docs },
@@ -74,15 +73,6 @@ fn tests(workplace: &Workplace) -> Result<Outcome> {
     cargo.args(["--all-targets", "--no-fail-fast", "--features", WITH_LAB]);
     give_data(&mut cargo, workplace);
     cargo_step(cargo, &Job { label: "tests", limit: minutes(50), hint: "see the failures above" })
-}
-
-/// The planner's search against HiGHS, which is C++ and in no program: a build of its own, so that the
-/// feature changes nothing that the other steps have built.
-fn milp(workplace: &Workplace) -> Result<Outcome> {
-    let mut cargo = workplace.cargo(&["test", "--package", "motley-planner", "--release"]);
-    cargo.args(["--locked", "--features", "highs", "--lib", "highs"]);
-    let hint = "HiGHS is built by cmake and a C++ compiler, or see the failures above";
-    cargo_step(cargo, &Job { label: "tests against HiGHS", limit: minutes(30), hint })
 }
 
 /// The program was built for the tests above; named alone, this step builds it.
