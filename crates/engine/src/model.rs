@@ -122,6 +122,12 @@ impl Model {
         &self.directory
     }
 
+    /// Bytes of the files that engines have read since the model was opened, each as often as it was
+    /// read: grows as long as a load goes on.
+    pub fn loaded_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.loaded_bytes()).sum()
+    }
+
     /// Loads the vocabulary. llama.cpp gets the checked metadata only, never the file.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::Mmap;
 
@@ -15,7 +16,11 @@ pub struct MappedFile {
     guard: Guard,
     map: Mmap,
     file: File,
+    loaded_bytes: AtomicU64,
 }
+
+/// Bytes that are populated by one call, so that it can be seen how far that is.
+const POPULATED_AT_ONCE: usize = 64 << 20;
 
 impl MappedFile {
     /// Maps the regular file at `path`.
@@ -33,7 +38,7 @@ impl MappedFile {
         // zeros (see `truncation`); model files are installed once and replaced by renaming, and
         // no length is ever taken from the mapped bytes without a check against the map's length.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Self { guard: Guard::new(&map), map, file })
+        Ok(Self { guard: Guard::new(&map), map, file, loaded_bytes: AtomicU64::new(0) })
     }
 
     /// Whether bytes were missing when they were read: the file has become shorter, and zeros
@@ -48,14 +53,27 @@ impl MappedFile {
     /// When the file cannot be read or ends too early.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         #[cfg(unix)]
-        return std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset);
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset)?;
         #[cfg(not(unix))]
         {
             use std::io::{Read as _, Seek as _};
             let mut file = self.file.try_clone()?;
             file.seek(io::SeekFrom::Start(offset))?;
-            file.read_exact(bytes)
+            file.read_exact(bytes)?;
         }
+        self.count_loaded(bytes.len());
+        Ok(())
+    }
+
+    /// Bytes that were read or [populated](Self::populate) since the file was opened, each as often
+    /// as it was: shows that loading goes on.
+    pub fn loaded_bytes(&self) -> u64 {
+        self.loaded_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes that were read through another handle of the file.
+    pub fn count_loaded(&self, bytes: usize) {
+        self.loaded_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Opens the same file again for reading past the system's cache, even if it was renamed or
@@ -115,8 +133,12 @@ impl MappedFile {
     /// When the range reaches beyond the file.
     pub fn populate(&self, offset: usize, length: usize) {
         assert!(offset + length <= self.map.len(), "a range beyond the end of the file");
-        #[cfg(target_os = "linux")]
-        let _ = self.map.advise_range(memmap2::Advice::PopulateRead, offset, length);
+        for start in (offset..offset + length).step_by(POPULATED_AT_ONCE) {
+            let part = POPULATED_AT_ONCE.min(offset + length - start);
+            #[cfg(target_os = "linux")]
+            let _ = self.map.advise_range(memmap2::Advice::PopulateRead, start, part);
+            self.count_loaded(part);
+        }
     }
 }
 

@@ -43,6 +43,8 @@ mod serve;
 mod session;
 mod short_options;
 mod show;
+#[cfg(test)]
+mod small_model;
 mod stage;
 mod status;
 mod stop;

@@ -62,28 +62,31 @@ pub enum ReadError {
 /// The files of a model, opened for reading past the system's cache where that works for all.
 #[derive(Debug)]
 pub(crate) struct Source {
-    files: Vec<File>,
+    files: Vec<(Arc<MappedFile>, File)>,
     pub(crate) direct: bool,
 }
 
 impl Source {
     pub(crate) fn open(files: &[Arc<MappedFile>], direct: bool) -> io::Result<Self> {
-        let opened: Option<Vec<File>> =
-            files.iter().map(|file| open_direct(file).filter(|_| direct)).collect();
+        let opened: Option<Vec<_>> = files
+            .iter()
+            .map(|file| Some((Arc::clone(file), open_direct(file).filter(|_| direct)?)))
+            .collect();
         if let Some(files) = opened {
             return Ok(Self { files, direct: true });
         }
-        let cached = files.iter().map(|file| file.reopen_cached()).collect::<io::Result<_>>()?;
-        Ok(Self { files: cached, direct: false })
+        let cached = files.iter().map(|file| Ok((Arc::clone(file), file.reopen_cached()?)));
+        Ok(Self { files: cached.collect::<io::Result<_>>()?, direct: false })
     }
 
     /// Fills `region` by one read, repeated where the system stops early.
     pub(crate) fn read(&self, read: &Read, region: &mut Region) -> Result<(), ReadError> {
         let bytes = region.bytes_mut();
+        let (mapped, file) = &self.files[read.file];
         let mut found = 0;
         while found < read.needed {
             let offset = read.offset + found as u64;
-            match read_some(&self.files[read.file], &mut bytes[found..], offset) {
+            match read_some(file, &mut bytes[found..], offset) {
                 Ok(0) => break,
                 Ok(more) => found += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -101,6 +104,7 @@ impl Source {
             let Read { file, offset, needed, .. } = *read;
             return Err(ReadError::Truncated { file, offset, needed, found });
         }
+        mapped.count_loaded(found);
         Ok(())
     }
 }

@@ -20,6 +20,7 @@ use motley_ring::{
 use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
 use super::epoch;
+use super::loading::Loading;
 use super::place::{Goal, NoPlacement, Placement, Surveyed};
 use super::placing::Placing;
 use super::remains::Remains;
@@ -196,6 +197,8 @@ pub(super) struct Upcoming {
     pub(super) epoch: Epoch,
     pub(super) prepare: Box<Prepare>,
     pub(super) standby: Option<Standby>,
+    /// From when the engine begins to load.
+    pub(super) loading: Option<Loading>,
 }
 
 /// Who does what, in force or about to be.
@@ -297,6 +300,7 @@ impl Control {
         self.begin_placing(Duration::ZERO);
         loop {
             let now = self.began.elapsed();
+            self.tell_of_loading(now);
             self.coordinator.poll(now);
             self.look_at_roster(now);
             if self.replan_at.is_some_and(|at| now >= at) {
@@ -338,6 +342,9 @@ impl Control {
             Event::Closed(node, session) => self.coordinator.closed(node, session),
             Event::Linked(epoch, linked) => self.linked(epoch, linked, now),
             Event::Loaded(epoch, loaded) => {
+                if let Some(upcoming) = self.upcoming.as_mut().filter(|it| it.epoch == epoch) {
+                    upcoming.loading = None;
+                }
                 let message = match loaded {
                     Ok(facts) => {
                         let memory_bytes = facts.memory.total_bytes();
@@ -502,7 +509,7 @@ impl Control {
             let linked = open_edges(&endpoint, &place, &peers, keep, &broken);
             let _ = events.send(Event::Linked(epoch, linked));
         };
-        self.upcoming = Some(Upcoming { epoch, prepare, standby: None });
+        self.upcoming = Some(Upcoming { epoch, prepare, standby: None, loading: None });
         if let Err(error) = thread::Builder::new().name("dial".to_owned()).spawn(opening) {
             let failed = EdgeUnreachable { member: own, error: error.into() };
             let _ = self.events.send(Event::Linked(epoch, Err(failed)));
@@ -536,12 +543,10 @@ impl Control {
                 placement: room::placement(&windows, &upcoming.prepare.residency, engine.placement),
                 ..engine
             };
-            let deployment = driver::Deployment {
-                model: Arc::clone(&self.plan.model),
-                options,
-                assignment,
-                links,
-            };
+            let model = &self.plan.model;
+            upcoming.loading = Some(Loading::begin(Arc::clone(model), &options.layers, 0));
+            let deployment =
+                driver::Deployment { model: Arc::clone(model), options, assignment, links };
             let (loaded, left) = (self.events.clone(), self.events.clone());
             let report = move |facts| drop(loaded.send(Event::Loaded(epoch, facts)));
             let on_leave = Box::new(move |leaving| drop(left.send(Event::Left(leaving))));
@@ -553,6 +558,14 @@ impl Control {
                 let message = self.failed(epoch, &error);
                 self.tell_coordinator(message, now);
             }
+        }
+    }
+
+    fn tell_of_loading(&mut self, now: Duration) {
+        let Some(upcoming) = &mut self.upcoming else { return };
+        let loading = upcoming.loading.as_mut();
+        if let Some(progress) = loading.and_then(|it| it.progress(upcoming.epoch)) {
+            self.tell_coordinator(ControlMessage::Progress(progress), now);
         }
     }
 

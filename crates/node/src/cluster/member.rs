@@ -23,6 +23,7 @@ use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
 use super::epoch;
 use super::fetcher::Fetcher;
+use super::loading::Loading;
 use super::remains::Remains;
 use super::room::{self, Sizes};
 use super::shelf::Shelf;
@@ -241,6 +242,9 @@ struct Held {
     prepare: Arc<Prepare>,
     stage: Option<MemberStage>,
     inbox: Arc<OnceLock<std::sync::mpsc::SyncSender<crate::stage::Arrival>>>,
+    fetched_bytes: u64,
+    /// Until the engine is loaded.
+    loading: Option<Loading>,
     memory_bytes: u64,
 }
 
@@ -262,6 +266,7 @@ impl Session<'_> {
     fn run(mut self, inbox: &Receiver<Event>) -> SessionEnd {
         loop {
             let now = self.began.elapsed();
+            self.tell_of_loading();
             self.follower.poll(now);
             self.carry_out();
             if let Some(end) = self.over.take() {
@@ -279,6 +284,14 @@ impl Session<'_> {
                 Err(RecvTimeoutError::Disconnected) => {
                     return SessionEnd::HeadGone("the session ended".to_owned());
                 }
+            }
+        }
+    }
+
+    fn tell_of_loading(&mut self) {
+        for (epoch, held) in &mut self.deployments {
+            if let Some(progress) = held.loading.as_mut().and_then(|it| it.progress(*epoch)) {
+                self.follower.progress(progress);
             }
         }
     }
@@ -309,7 +322,12 @@ impl Session<'_> {
                 terminal::note(&format!("the connection to the head ended: {cause}\n"));
                 self.follower.closed();
             }
-            Event::Progress(progress) => self.follower.progress(progress),
+            Event::Progress(progress) => {
+                if let Some(held) = self.deployments.get_mut(&progress.epoch) {
+                    held.fetched_bytes = progress.done_bytes;
+                }
+                self.follower.progress(progress);
+            }
             Event::Measured(message) => self.follower.measured(message),
             Event::Fetched(epoch, fetched) => match fetched {
                 Ok(path) => self.load(epoch, path),
@@ -407,7 +425,9 @@ impl Session<'_> {
             let fetched = fetched.map_err(|error| format!("{error:#}"));
             let _ = events.send(Event::Fetched(epoch, fetched));
         });
-        self.deployments.insert(epoch, Held { prepare, stage: None, inbox, memory_bytes: 0 });
+        let held =
+            Held { prepare, stage: None, inbox, fetched_bytes: 0, loading: None, memory_bytes: 0 };
+        self.deployments.insert(epoch, held);
         if let Err(error) = started {
             self.fail(epoch, &error.to_string());
         }
@@ -523,8 +543,9 @@ impl Session<'_> {
         let (loaded, failed) = (self.events.clone(), self.events.clone());
         let options = engine_options(&held.prepare, &self.member.options);
         let started = Model::open(&path).map_err(anyhow::Error::from).and_then(|model| {
+            let model = Arc::new(model);
             let plan = MemberPlan {
-                model: Arc::new(model),
+                model: Arc::clone(&model),
                 options: options.context("this build cannot cache keys and values so")?,
                 assignment: Arc::new(held.prepare.assignment.clone()),
                 index: held.prepare.member,
@@ -540,12 +561,14 @@ impl Session<'_> {
                     let _ = failed.send(Event::StepFailed(epoch, micro_batch, cause));
                 }),
             };
-            Ok(MemberStage::start(plan, reports)?)
+            let loading = Loading::begin(model, &plan.options.layers, held.fetched_bytes);
+            Ok((MemberStage::start(plan, reports)?, loading))
         });
         match started {
-            Ok(stage) => {
+            Ok((stage, loading)) => {
                 let _ = held.inbox.set(stage.inbox());
                 held.stage = Some(stage);
+                held.loading = Some(loading);
             }
             Err(error) => self.fail(epoch, &format!("{error:#}")),
         }
@@ -556,6 +579,7 @@ impl Session<'_> {
         let broken = self.broken(epoch);
         let Some(held) = self.deployments.get_mut(&epoch) else { return };
         held.memory_bytes = memory.total_bytes();
+        held.loading = None;
         let Some(stage) = &held.stage else { return };
         let ways = stage.ways();
         let prepare = Arc::clone(&held.prepare);

@@ -3,7 +3,7 @@
 //! The decisions are `motley_ring`'s; here are the connections and threads that carry them out.
 //! `head` is the control thread of the device that serves, `member` that of a device that has
 //! joined, `door` who knocks, `dial` whom we call, `shelf` model files given to others, `fetcher`
-//! what is taken from others. `survey` and `probing` measure devices and ways, `placing` collects
+//! what is taken from others, `loading` how far a load is. `survey` and `probing` measure devices and ways, `placing` collects
 //! that at the head, and `place` decides where layers go.
 
 mod deal;
@@ -12,6 +12,7 @@ mod door;
 mod epoch;
 mod fetcher;
 mod head;
+mod loading;
 mod member;
 mod place;
 mod placing;

@@ -18,8 +18,7 @@ use super::listener::{AnswerError, FinishReason};
 use super::seat::Seat;
 use super::sequence::{Chosen, Sequence};
 use super::{Busy, DriverState, Message, Purpose, TokenTimes};
-use crate::stage::{Arrival, HeadRows, Links, Payload, Scratch, Yielder, receive_soon};
-use crate::terminal;
+use crate::stage::{Arrival, HeadRows, Links, Payload, Scratch, YieldingEngine, receive_soon};
 
 /// How long the thread waits before it looks again for readers that are behind or gone.
 const REST: Duration = Duration::from_millis(1);
@@ -29,8 +28,7 @@ const LOOK_AROUND: Duration = Duration::from_millis(20);
 
 /// An engine with its part of the ring, and all sequences.
 pub(super) struct Head {
-    engine: Engine,
-    yielder: Option<Yielder>,
+    engine: YieldingEngine,
     sampler: Sampler,
     member: Member<Payload>,
     links: Links,
@@ -84,13 +82,13 @@ struct Counted {
 
 impl Head {
     pub(super) fn new(
-        engine: Engine,
+        engine: YieldingEngine,
         sampler: Sampler,
         assignment: Arc<Assignment>,
         links: Links,
         shown: Arc<Mutex<DriverState>>,
     ) -> Self {
-        let reuse = reuse_rule(&engine);
+        let reuse = reuse_rule(engine.get());
         let options = SchedulerOptions::of_assignment(&assignment, reuse);
         // Requests are counted when they are submitted; here all of them find a place.
         let options =
@@ -98,7 +96,6 @@ impl Head {
         let head = assignment.route().head();
         Self {
             engine,
-            yielder: None,
             sampler,
             member: Member::new(head, assignment),
             links,
@@ -109,21 +106,6 @@ impl Head {
             counted: Counted::default(),
             draining: false,
             lost: None,
-        }
-    }
-
-    /// Gives memory to other programs from now on, as they need it.
-    pub(super) fn yield_by(&mut self, yielder: Yielder) {
-        self.yielder = Some(yielder);
-    }
-
-    fn yield_memory(&mut self) {
-        let Some(yielder) = &mut self.yielder else { return };
-        self.scheduler.limit_slots(yielder.slots(self.scheduler.options().slots));
-        if let Err(error) = yielder.follow(&mut self.engine) {
-            // Steps fail from now on, and whoever asks hears of that.
-            terminal::note(&format!("weights are lost: {:#}\n", anyhow::Error::from(error)));
-            self.yielder = None;
         }
     }
 
@@ -145,7 +127,8 @@ impl Head {
                 break Leaving::Drained;
             }
             self.look_after_readers();
-            self.yield_memory();
+            self.engine.follow();
+            self.scheduler.limit_slots(self.engine.slots(self.scheduler.options().slots));
             self.begin_micro_batches();
             idle = match self.member.next_work() {
                 Some(work) => {
@@ -353,7 +336,7 @@ impl Head {
 
     /// Does with the rows that came back what their sequences are for.
     fn account(&mut self, micro_batch: MicroBatchId, product: &[f32]) {
-        let width = self.engine.hyper().embedding_length;
+        let width = self.engine.get().hyper().embedding_length;
         let mut ready = std::mem::take(&mut self.reused.ready);
         self.scheduler.completed(micro_batch, &mut ready);
         for ready in &ready {
@@ -389,7 +372,7 @@ impl Head {
         if !matches!(sequence.purpose, Purpose::AnswerAndScores { .. }) {
             return Ok(());
         }
-        let width = self.engine.hyper().embedding_length;
+        let width = self.engine.get().hyper().embedding_length;
         let tokens = self.scheduler.tokens(ready.request).unwrap_or(&[]);
         let prompt = &tokens[..sequence.prompt_tokens.min(tokens.len())];
         let followers = prompt.iter().skip(ready.first_position as usize + 1);

@@ -44,7 +44,7 @@ use seat::Seat;
 
 use crate::gpus;
 use crate::memory::{EngineShare, PressureWatch};
-use crate::stage::{Arrival, Links, Yielder};
+use crate::stage::{Arrival, Links, Yielder, YieldingEngine};
 
 /// Messages that wait for the engine thread at most: requests are limited before, frames by the
 /// micro-batches on their way.
@@ -357,10 +357,8 @@ impl Driver {
             let Ok(end_tokens) = told.recv() else { return };
             let sampler = Sampler::new(engine.hyper().vocabulary_size, &end_tokens);
             let sampler = sampler.expect("a vocabulary has no more tokens than its model logits");
+            let engine = YieldingEngine::new(engine, yielder);
             let mut head = Head::new(engine, sampler, assignment, links, state);
-            if let Some(yielder) = yielder {
-                head.yield_by(yielder);
-            }
             let taken = lock(&seat).take();
             let mut taken = taken.expect("the seat is empty when a head is started");
             let leaving = head.serve(&mut taken, &stopped);

@@ -1,9 +1,7 @@
 //! The driver with a real model: shared batches, reused slots, endings.
-#![expect(clippy::print_stdout, reason = "tests say what they skip")]
 
 mod prompts;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +19,7 @@ use super::{
 };
 use crate::memory::{self, Usage};
 use crate::prompt::PromptMaker;
+use crate::small_model::small_model;
 
 const CONTEXT_TOKENS: usize = 256;
 
@@ -41,20 +40,7 @@ struct Fixture {
 impl Fixture {
     /// A driver for the smallest real model, or nothing, with a message, where it is not here.
     fn load(slots: usize) -> Option<Self> {
-        let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-        let folder = std::env::var_os("MOTLEY_MODELS").map_or_else(
-            || {
-                PathBuf::from(std::env::var_os("HOME").unwrap_or_default())
-                    .join(".cache/motley/models")
-            },
-            PathBuf::from,
-        );
-        let path = folder.join(name);
-        if !path.exists() {
-            println!("skipped: {name} is not here; `cargo xtask models` fetches it");
-            return None;
-        }
-        let model = Arc::new(Model::open(&path).unwrap());
+        let model = Arc::new(small_model()?);
         let options = EngineOptions {
             layers: (0..model.directory().hyper.block_count).into(),
             embedding: true,

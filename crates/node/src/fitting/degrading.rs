@@ -92,32 +92,12 @@ fn given_up(wish: &EngineWish, fitted: &Fitted) -> Vec<String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::print_stdout, reason = "tests say what they skip")]
 mod tests {
-    use std::path::PathBuf;
-
     use expect_test::{Expect, expect};
 
     use super::super::fit;
     use super::*;
-
-    /// A small real model, or nothing, with a message, where it is not here.
-    fn model() -> Option<Model> {
-        let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-        let folder = std::env::var_os("MOTLEY_MODELS").map_or_else(
-            || {
-                PathBuf::from(std::env::var_os("HOME").unwrap_or_default())
-                    .join(".cache/motley/models")
-            },
-            PathBuf::from,
-        );
-        let path = folder.join(name);
-        if !path.exists() {
-            println!("skipped: {name} is not here; `cargo xtask models` fetches it");
-            return None;
-        }
-        Some(Model::open(&path).unwrap())
-    }
+    use crate::small_model::small_model;
 
     /// How a context of so many tokens fits 4 slots into so many megabytes, line by line.
     fn shown(model: &Model, context_tokens: u64, megabytes: u64) -> String {
@@ -145,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_long_context_gives_up_bits_then_slots_then_memory_for_weights() {
-        let Some(model) = model() else { return };
+        let Some(model) = small_model() else { return };
         check(
             &model,
             8192,

@@ -1,8 +1,10 @@
 //! One piece of a ring's work on this machine's engine.
 
-use motley_engine::{Engine, Entering, Row, Step, StepError, Wanted};
+use motley_engine::{Entering, Row, Step, StepError, Wanted};
 use motley_ggml::Token;
 use motley_ring::{Batch, Run, Work};
+
+use super::yielding::YieldingEngine;
 
 /// What enters a stop and leaves it.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +69,7 @@ impl Scratch {
     /// When the engine refuses the rows or fails.
     pub(crate) fn compute(
         &mut self,
-        engine: &mut Engine,
+        engine: &mut YieldingEngine,
         work: &Work<Payload>,
         head: HeadRows<'_>,
         product: &mut Vec<f32>,

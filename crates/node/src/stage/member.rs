@@ -15,9 +15,8 @@ use motley_ring::{
 use super::compute::{HeadRows, Payload, Scratch};
 use super::edges::next_arrival;
 use super::links::{Arrival, Links};
-use super::yielding::Yielder;
+use super::yielding::{Yielder, YieldingEngine};
 use crate::memory::EngineShare;
-use crate::terminal;
 
 /// What a member's engine is to be.
 pub(crate) struct MemberPlan {
@@ -78,8 +77,7 @@ impl MemberStage {
                 Yielder::new(share, &engine, Arc::clone(&plan.model), &plan.options)
             });
             let worker = Worker {
-                engine,
-                yielder,
+                engine: YieldingEngine::new(engine, yielder),
                 member: Member::new(plan.index, plan.assignment),
                 links: own_links,
                 scratch: Scratch::default(),
@@ -135,8 +133,7 @@ impl Drop for MemberStage {
 }
 
 struct Worker {
-    engine: Engine,
-    yielder: Option<Yielder>,
+    engine: YieldingEngine,
     member: Member<Payload>,
     links: Arc<Mutex<Links>>,
     scratch: Scratch,
@@ -155,7 +152,7 @@ impl Worker {
                     let now = Instant::now();
                     add(&self.meter.idle_ns, now - idle_since);
                     idle_since = now;
-                    self.yield_memory();
+                    self.engine.follow();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected | RecvTimeoutError::Timeout) => return,
@@ -168,7 +165,7 @@ impl Worker {
             while !stop.load(Ordering::Relaxed)
                 && let Some(work) = self.member.next_work()
             {
-                self.yield_memory();
+                self.engine.follow();
                 self.compute(work);
                 // What came meanwhile may be further on its way.
                 while let Ok(arrival) = arrivals.try_recv() {
@@ -212,17 +209,6 @@ impl Worker {
                 self.member.failed(work, &mut lost);
                 lost.into_iter().for_each(|micro_batch| (self.failed)(micro_batch, cause.clone()));
             }
-        }
-    }
-
-    /// Gives memory to other programs, or takes it back.
-    fn yield_memory(&mut self) {
-        if let Some(yielder) = &mut self.yielder
-            && let Err(error) = yielder.follow(&mut self.engine)
-        {
-            // Steps fail from now on, and the head hears of that.
-            terminal::note(&format!("weights are lost: {:#}\n", anyhow::Error::from(error)));
-            self.yielder = None;
         }
     }
 

@@ -2,13 +2,14 @@
 //!
 //! `compute` is one stop on the engine, `member` the engine thread of a member that is not the
 //! head, `edges` the data connections, `links` what comes and where it goes, `yielding` an engine
-//! that gives memory away.
+//! that gives memory away, `pace` into how many parts it cuts a step for that.
 
 mod activations;
 mod compute;
 mod edges;
 mod links;
 mod member;
+mod pace;
 mod yielding;
 
 use motley_cluster::KvType;
@@ -18,7 +19,7 @@ pub(crate) use compute::{HeadRows, Payload, Scratch};
 pub(crate) use edges::{EdgeError, EdgePlace, OpenEdges, Way, read_edge, receive_soon};
 pub(crate) use links::{Arrival, Links};
 pub(crate) use member::{MemberPlan, MemberStage, Reports};
-pub(crate) use yielding::Yielder;
+pub(crate) use yielding::{Yielder, YieldingEngine};
 
 /// The plan's word for how keys and values are kept.
 pub(crate) fn kv_type(element: CacheElement) -> KvType {
