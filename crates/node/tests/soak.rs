@@ -101,7 +101,10 @@ impl Soak {
             .send(body.to_string())
             .expect("an answer");
         let mut lines = BufReader::new(answer.into_body().into_reader()).lines();
-        let first = lines.next().expect("an event").expect("text");
+        // While a stream waits for its turn, comments keep the connection alive.
+        let is_event = |line: &String| !line.is_empty() && !line.starts_with(':');
+        let first = lines.by_ref().map(|line| line.expect("text")).find(is_event);
+        let first = first.expect("an event");
         assert!(first.starts_with("data: "), "{first}");
         meanwhile();
         if leaves {

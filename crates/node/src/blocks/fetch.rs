@@ -119,19 +119,33 @@ fn list(faults: &[SourceFault]) -> String {
     faults.iter().map(|fault| format!("; {fault}")).collect()
 }
 
+/// A model that blocks are fetched into. Between two uses it may give blocks to others.
+pub(crate) trait Filled {
+    /// Does something with it.
+    fn with<T>(&mut self, action: impl FnOnce(&mut PartialModel) -> T) -> T;
+}
+
+impl Filled for PartialModel {
+    fn with<T>(&mut self, action: impl FnOnce(&mut PartialModel) -> T) -> T {
+        action(self)
+    }
+}
+
 /// Brings those of the `wanted` blocks that are not here, from all `sources` at once. A source
 /// that fails or sends wrong content is put aside; its blocks come from the others.
 pub(crate) fn fetch(
-    model: &mut PartialModel,
+    model: &mut impl Filled,
     wanted: &BTreeSet<usize>,
     sources: Vec<Box<dyn BlockSource>>,
     progress: impl FnMut(Progress),
 ) -> Result<FetchReport, FetchError> {
-    let missing = model.missing(wanted)?;
-    model.check_space(&missing)?;
-    let total_bytes = bytes_of(model.manifest(), &missing);
+    let missing = model.with(|model| {
+        let missing = model.missing(wanted)?;
+        model.check_space(&missing).map(|()| missing)
+    })?;
+    let manifest = model.with(|model| std::sync::Arc::clone(model.manifest()));
+    let total_bytes = bytes_of(&manifest, &missing);
     let board = Board::new(&missing, sources.len());
-    let manifest = std::sync::Arc::clone(model.manifest());
     let written = thread::scope(|scope| {
         let (arrived, arrivals) = mpsc::sync_channel(WAITING_BLOCKS_MAX);
         for (number, source) in sources.into_iter().enumerate() {
@@ -146,7 +160,7 @@ pub(crate) fn fetch(
         written
     });
     // What came is kept, whatever else went wrong.
-    let kept = model.checkpoint();
+    let kept = model.with(PartialModel::checkpoint);
     let mut report = written?;
     kept?;
     let Board { state, .. } = board;
@@ -170,7 +184,7 @@ struct Arrived {
 }
 
 fn write_all(
-    model: &mut PartialModel,
+    model: &mut impl Filled,
     arrivals: &Receiver<Arrived>,
     total_bytes: u64,
     mut progress: impl FnMut(Progress),
@@ -179,14 +193,14 @@ fn write_all(
     let mut unsafe_bytes = 0;
     progress(Progress { done_bytes: 0, total_bytes });
     while let Ok(Arrived { block, source }) = arrivals.recv() {
-        model.write(&block)?;
+        model.with(|model| model.write(&block))?;
         let bytes = block.len() as u64;
         report.blocks += 1;
         report.bytes += bytes;
         *report.bytes_by_source.entry(source).or_default() += bytes;
         unsafe_bytes += bytes;
         if unsafe_bytes >= CHECKPOINT_BYTES {
-            model.checkpoint()?;
+            model.with(PartialModel::checkpoint)?;
             unsafe_bytes = 0;
         }
         progress(Progress { done_bytes: report.bytes, total_bytes });

@@ -13,11 +13,11 @@ mod manifest;
 mod partial;
 
 pub(crate) use disk::{DISK_RESERVE_BYTES_DEFAULT, Disk};
-pub(crate) use fetch::{BlockSource, Progress, SourceError, fetch};
+pub(crate) use fetch::{BlockSource, Filled, Progress, SourceError, fetch};
 pub(crate) use layout::{WantedParts, blocks_for, metadata_blocks};
 pub(crate) use local::{LocalModel, find_local, model_roots};
 pub(crate) use manifest::{Manifest, ManifestCache};
-pub(crate) use partial::PartialModel;
+pub(crate) use partial::{PartialError, PartialModel};
 
 #[cfg(test)]
 mod tests;

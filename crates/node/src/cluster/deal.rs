@@ -121,8 +121,7 @@ impl Control {
             members: ring.members,
             assignment,
             model: self.model_reference(),
-            // It has all of the model; others may have a part, or none yet.
-            sources: vec![self.own],
+            sources: self.sources(),
         };
         match self.coordinator.deploy(deployment, now) {
             Ok(epoch) => {
@@ -133,6 +132,15 @@ impl Control {
             }
             Err(refused) => self.give_up(refused.to_string()),
         }
+    }
+
+    /// Nodes that have blocks of the model: this one all, those that are here and have had layers
+    /// some.
+    fn sources(&self) -> Vec<NodeId> {
+        let members = self.coordinator.members();
+        let others = self.holders.iter().copied().filter(|node| *node != self.own);
+        let others = others.filter(|node| members.contains_key(node));
+        [self.own].into_iter().chain(others).collect()
     }
 
     fn model_reference(&self) -> ModelManifestRef {

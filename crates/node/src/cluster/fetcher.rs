@@ -1,8 +1,8 @@
 //! Brings a model, or the part of it that is needed, to a member.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,11 +10,11 @@ use motley_model::ModelDirectory;
 use motley_ring::{ClusterId, ModelManifestRef, NodeId, Peer};
 
 use super::dial::dial;
-use super::shelf::{Holding, RemoteShelf, Shelf};
+use super::shelf::{Holding, RemoteShelf, Shelf, Shelved};
 use super::wire::MessageConnection;
 use crate::blocks::{
-    BlockSource, DISK_RESERVE_BYTES_DEFAULT, Disk, Manifest, PartialModel, Progress, WantedParts,
-    blocks_for, fetch, find_local, metadata_blocks, model_roots,
+    BlockSource, DISK_RESERVE_BYTES_DEFAULT, Disk, Filled, Manifest, PartialModel, Progress,
+    WantedParts, blocks_for, fetch, find_local, metadata_blocks, model_roots,
 };
 use crate::terminal;
 use crate::transport::Endpoint;
@@ -38,15 +38,10 @@ pub(super) struct Fetcher {
 impl Fetcher {
     /// Where the model lies, with at least its metadata.
     pub(super) fn metadata(&self) -> anyhow::Result<PathBuf> {
-        let holding = self.holding()?;
-        let mut holding = holding.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *holding {
-            Holding::Local(local) => Ok(local.path().to_owned()),
-            Holding::Partial(partial) => {
-                self.fill(partial, &metadata_blocks(&Arc::clone(partial.manifest())), None)?;
-                Ok(partial.path().to_owned())
-            }
-        }
+        let shelved = self.shelved()?;
+        let _alone = shelved.fill_alone();
+        self.fill_metadata(&shelved)?;
+        Ok(path(&shelved))
     }
 
     /// Where the model lies, with at least the blocks of `parts`. What does not pass `admit` is not
@@ -57,35 +52,31 @@ impl Fetcher {
         admit: impl Fn(&ModelDirectory) -> anyhow::Result<()>,
         report: &dyn Fn(Progress),
     ) -> anyhow::Result<PathBuf> {
-        let holding = self.holding()?;
-        let mut holding = holding.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Holding::Local(local) = &mut *holding {
-            let directory = local.directory()?;
-            admit(&directory)?;
-            let wanted = blocks_for(&Arc::clone(local.manifest()), &directory, parts);
-            if local.verify(&wanted, |_| {})?.is_empty() {
-                return Ok(local.path().to_owned());
-            }
-            terminal::note(&format!(
-                "{} is damaged; its layers are fetched\n",
-                local.path().display()
-            ));
-            let manifest = Arc::clone(local.manifest());
-            *holding = self.begin_partial(&manifest)?;
-        }
-        let Holding::Partial(partial) = &mut *holding else { unreachable!("replaced above") };
-        self.fill(partial, &metadata_blocks(&Arc::clone(partial.manifest())), None)?;
-        let directory = partial.directory()?;
+        let shelved = self.shelved()?;
+        let _alone = shelved.fill_alone();
+        self.fill_metadata(&shelved)?;
+        let directory = shelved.with(|holding| holding.directory())?;
         admit(&directory)?;
-        let wanted = blocks_for(&Arc::clone(partial.manifest()), &directory, parts);
-        self.fill(partial, &wanted, Some(report))?;
-        Ok(partial.path().to_owned())
+        let manifest = shelved.with(|holding| Arc::clone(holding.manifest()));
+        let wanted = blocks_for(&manifest, &directory, parts);
+        if is_local(&shelved) {
+            if is_whole(&shelved, &wanted)? {
+                return Ok(path(&shelved));
+            }
+            let damaged = path(&shelved);
+            terminal::note(&format!("{} is damaged; its layers are fetched\n", damaged.display()));
+            let begun = self.begin_partial(&manifest)?;
+            shelved.with(|holding| *holding = begun);
+            self.fill_metadata(&shelved)?;
+        }
+        self.fill(&shelved, &wanted, Some(report))?;
+        Ok(path(&shelved))
     }
 
     /// A copy on this device, or one of blocks that is begun.
-    fn holding(&self) -> anyhow::Result<Arc<Mutex<Holding>>> {
-        if let Some(holding) = self.shelf.get(&self.model.digest) {
-            return Ok(holding);
+    fn shelved(&self) -> anyhow::Result<Arc<Shelved>> {
+        if let Some(shelved) = self.shelf.get(&self.model.digest) {
+            return Ok(shelved);
         }
         let manifest = self.manifest()?;
         if let Some(local) = find_local(&manifest, &model_roots(self.models.as_deref())) {
@@ -133,14 +124,24 @@ impl Fetcher {
             .collect()
     }
 
+    /// Fetches the metadata if it is not here.
+    fn fill_metadata(&self, shelved: &Shelved) -> anyhow::Result<()> {
+        if is_local(shelved) {
+            return Ok(());
+        }
+        let blocks = shelved.with(|holding| metadata_blocks(holding.manifest()));
+        self.fill(shelved, &blocks, None)
+    }
+
     /// Fetches what is missing of `blocks`, and tells how far that is.
     fn fill(
         &self,
-        partial: &mut PartialModel,
+        shelved: &Shelved,
         blocks: &BTreeSet<usize>,
         report: Option<&dyn Fn(Progress)>,
     ) -> anyhow::Result<()> {
-        if blocks.iter().all(|block| partial.has(*block)) {
+        let mut filled = Filling(shelved);
+        if filled.with(|partial| blocks.iter().all(|block| partial.has(*block))) {
             return Ok(());
         }
         let sources: Vec<Box<dyn BlockSource>> = self
@@ -149,7 +150,7 @@ impl Fetcher {
             .map(|source| Box::new(source) as Box<dyn BlockSource>)
             .collect();
         let mut told = Instant::now();
-        let done = fetch(partial, blocks, sources, |progress: Progress| {
+        let done = fetch(&mut filled, blocks, sources, |progress: Progress| {
             let last = progress.done_bytes == progress.total_bytes;
             if let Some(report) = report
                 && (last || told.elapsed() >= PROGRESS_INTERVAL)
@@ -159,8 +160,51 @@ impl Fetcher {
             }
         })?;
         if report.is_some() {
-            terminal::note(&format!("fetched {} of the model\n", terminal::bytes(done.bytes)));
+            let (bytes, from) = (terminal::bytes(done.bytes), words(&done.bytes_by_source));
+            terminal::note(&format!("fetched {bytes} of the model: {from}\n"));
         }
         Ok(())
     }
+}
+
+/// A model of blocks on the shelf, which is only locked for single blocks.
+struct Filling<'s>(&'s Shelved);
+
+impl Filled for Filling<'_> {
+    fn with<T>(&mut self, action: impl FnOnce(&mut PartialModel) -> T) -> T {
+        self.0.with(|holding| match holding {
+            Holding::Partial(partial) => action(partial),
+            Holding::Local(_) => unreachable!("a whole copy is not filled"),
+        })
+    }
+}
+
+fn is_local(shelved: &Shelved) -> bool {
+    shelved.with(|holding| matches!(holding, Holding::Local(_)))
+}
+
+fn path(shelved: &Shelved) -> PathBuf {
+    shelved.with(|holding| holding.path().to_owned())
+}
+
+/// Whether a copy has the right content in these blocks. They are compared one by one, so that
+/// others need not wait.
+fn is_whole(shelved: &Shelved, blocks: &BTreeSet<usize>) -> anyhow::Result<bool> {
+    for block in blocks {
+        let one = BTreeSet::from([*block]);
+        let wrong = shelved.with(|holding| match holding {
+            Holding::Local(local) => local.verify(&one, |_| {}),
+            Holding::Partial(_) => unreachable!("asked of whole copies only"),
+        })?;
+        if !wrong.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// How much came from whom.
+fn words(bytes_by_source: &BTreeMap<String, u64>) -> String {
+    let part = |(name, bytes): (&String, &u64)| format!("{} from {name}", terminal::bytes(*bytes));
+    bytes_by_source.iter().map(part).collect::<Vec<_>>().join(", ")
 }

@@ -240,6 +240,8 @@ pub(super) struct Control {
     /// Engines that are not wanted any more, and end on their own threads.
     pub(super) remains: Remains,
     pub(super) serving: Option<Duties>,
+    /// Who has had layers, and so has their blocks.
+    pub(super) holders: BTreeSet<NodeId>,
     pub(super) progress: BTreeMap<NodeId, (u64, u64)>,
     pub(super) activity: BTreeMap<NodeId, Pace>,
     pub(super) problem: Option<String>,
@@ -288,6 +290,7 @@ impl Control {
             complete_once: false,
             remains: Remains::default(),
             serving: None,
+            holders: BTreeSet::new(),
             progress: BTreeMap::new(),
             activity: BTreeMap::new(),
             problem: None,
@@ -598,6 +601,7 @@ impl Control {
             .collect();
         terminal::note(&format!("plan {}: {}\n", assignment.epoch().0, words.join(", ")));
         terminal::note(&self.placed_words(now));
+        self.holders.extend(duties.iter().map(|(node, _)| *node));
         let spec = assignment.spec();
         self.serving = Some(Duties {
             epoch: assignment.epoch(),

@@ -1,13 +1,15 @@
 //! Models that this device can give to others, block by block.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use motley_model::ModelDirectory;
 use motley_ring::{Block, ControlMessage, FetchBlock, Manifest as ManifestMessage, ModelDigest};
 
 use super::wire::{MessageConnection, WireError};
-use crate::blocks::{BlockSource, LocalModel, Manifest, PartialModel, SourceError};
+use crate::blocks::{BlockSource, LocalModel, Manifest, PartialError, PartialModel, SourceError};
 
 /// How long a connection for blocks may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -29,6 +31,25 @@ impl Holding {
         }
     }
 
+    /// The file to open the model with; of several the first.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Local(model) => model.path(),
+            Self::Partial(model) => model.path(),
+        }
+    }
+
+    /// What the model is; its metadata must be here.
+    ///
+    /// # Errors
+    /// When the metadata cannot be read or is of no model that can be run.
+    pub(crate) fn directory(&self) -> Result<ModelDirectory, PartialError> {
+        match self {
+            Self::Local(model) => model.directory(),
+            Self::Partial(model) => model.directory(),
+        }
+    }
+
     fn read(&mut self, index: usize) -> Option<Vec<u8>> {
         let read = match self {
             Self::Local(model) => model.read_block(index),
@@ -39,22 +60,40 @@ impl Holding {
     }
 }
 
+/// A model on a shelf. It gives blocks to others also while it is filled.
+pub(crate) struct Shelved {
+    holding: Mutex<Holding>,
+    filling: Mutex<()>,
+}
+
+impl Shelved {
+    /// Does something with the model. Others wait meanwhile, so that it should not take long.
+    pub(crate) fn with<T>(&self, action: impl FnOnce(&mut Holding) -> T) -> T {
+        action(&mut self.holding.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until nobody else fills the model.
+    pub(crate) fn fill_alone(&self) -> MutexGuard<'_, ()> {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// All models of this device, by their digests.
 #[derive(Default)]
-pub(crate) struct Shelf(Mutex<BTreeMap<ModelDigest, Arc<Mutex<Holding>>>>);
+pub(crate) struct Shelf(Mutex<BTreeMap<ModelDigest, Arc<Shelved>>>);
 
 impl Shelf {
     /// Puts a model on the shelf.
-    pub(crate) fn put(&self, holding: Holding) -> Arc<Mutex<Holding>> {
+    pub(crate) fn put(&self, holding: Holding) -> Arc<Shelved> {
         let digest = ModelDigest(*holding.manifest().digest().as_bytes());
-        let holding = Arc::new(Mutex::new(holding));
+        let shelved = Arc::new(Shelved { holding: Mutex::new(holding), filling: Mutex::default() });
         let mut models = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        models.insert(digest, Arc::clone(&holding));
-        holding
+        models.insert(digest, Arc::clone(&shelved));
+        shelved
     }
 
     /// A model.
-    pub(crate) fn get(&self, digest: &ModelDigest) -> Option<Arc<Mutex<Holding>>> {
+    pub(crate) fn get(&self, digest: &ModelDigest) -> Option<Arc<Shelved>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(digest).map(Arc::clone)
     }
 
@@ -92,9 +131,8 @@ impl Shelf {
         model: ModelDigest,
         connection: &mut MessageConnection,
     ) -> Result<(), WireError> {
-        let encoded = self.get(&model).map(|holding| {
-            holding.lock().unwrap_or_else(PoisonError::into_inner).manifest().encode()
-        });
+        let manifest = self.get(&model).map(|it| it.with(|it| Arc::clone(it.manifest())));
+        let encoded = manifest.map(|manifest| manifest.encode());
         let raw = encoded.unwrap_or_default();
         let bytes = u32::try_from(raw.len()).unwrap_or(u32::MAX);
         let message = ControlMessage::Manifest(ManifestMessage { model, bytes });
@@ -106,9 +144,8 @@ impl Shelf {
         fetch: FetchBlock,
         connection: &mut MessageConnection,
     ) -> Result<(), WireError> {
-        let block = self.get(&fetch.model).and_then(|holding| {
-            holding.lock().unwrap_or_else(PoisonError::into_inner).read(fetch.index as usize)
-        });
+        let shelved = self.get(&fetch.model);
+        let block = shelved.and_then(|it| it.with(|holding| holding.read(fetch.index as usize)));
         match block {
             Some(raw) => {
                 let FetchBlock { model, index } = fetch;

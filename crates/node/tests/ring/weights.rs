@@ -54,3 +54,19 @@ fn a_copy_of_the_model_spares_fetching() {
     assert!(said.contains("serving ") && !said.contains("fetched "), "{said}");
     assert_eq!(stored_bytes(&rig.state_of(0).join("models")), 0);
 }
+
+#[test]
+fn blocks_come_from_everyone_who_has_them() {
+    let Some(model) = model() else { return };
+    let mut rig = Rig::head(&model, &["--nodes", "1", "--split", "memory"]);
+    rig.join(&[]);
+    rig.ready();
+    let first = answer(&rig.url(), "The capital of France is", 4);
+    rig.members[0].wait_for("from 127.0.0.1:");
+    // The newcomer gets the last layers, which the first member has had.
+    rig.join(&[]);
+    rig.ready();
+    let from = rig.members[1].wait_for("of the model: ");
+    assert_eq!(from.matches(" from ").count(), 2, "{from}");
+    assert_eq!(answer(&rig.url(), "The capital of France is", 4), first);
+}
