@@ -18,5 +18,6 @@ mod loss;
 mod placement;
 mod refusals;
 mod rig;
+mod secrecy;
 mod tokens;
 mod weights;
