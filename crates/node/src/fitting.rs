@@ -14,6 +14,8 @@ use crate::terminal::bytes;
 
 mod degrading;
 
+pub(crate) use degrading::{given_up_of_sequences, variants};
+
 /// How a model fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fitted {

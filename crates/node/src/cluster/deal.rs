@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use motley_cluster::KvType;
 use motley_ring::{
     AssignmentSpec, ClusterId, ControlMessage, Deployment, DeploymentMember, Epoch, LinkQuality,
     List, MeasureLinks, ModelDigest, ModelManifestRef, Name, NodeId, Peer, ProfileJson, Route,
@@ -13,7 +14,8 @@ use motley_ring::{
 
 use super::head::{Control, Event, SETTLE};
 use super::place::{
-    Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed, place,
+    Allowance, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed,
+    place,
 };
 use super::split::{self, Split};
 use crate::driver::AnswerError;
@@ -29,6 +31,7 @@ struct Ring {
     route: Route,
     members: Vec<DeploymentMember>,
     slots: u32,
+    kv_type: KvType,
     groups: u32,
 }
 
@@ -89,15 +92,17 @@ impl Control {
             .iter()
             .map(|node| split::Room {
                 budget_bytes: members[node].memory_budget_bytes,
-                fixed_bytes: self.plan.sizes.fixed_bytes(*node == self.own),
+                fixed_bytes: self.plan.allowances[0].sizes.fixed_bytes(*node == self.own),
             })
             .collect();
-        let counts = split::counts(&self.plan.split, &self.plan.sizes.layer_bytes, &rooms)?;
+        let asked = &self.plan.allowances[0];
+        let counts = split::counts(&self.plan.split, &asked.sizes.layer_bytes, &rooms)?;
         let (route, order) = split::route(&counts, self.plan.rounds)?;
         let member = |index: usize| DeploymentMember { node: nodes[index], residency: Vec::new() };
         Ok(Ring {
             members: order.into_iter().map(member).collect(),
-            slots: count(self.plan.engine.slots),
+            slots: asked.slots,
+            kv_type: asked.kv_type,
             groups: count(route.stages()).max(1),
             route,
         })
@@ -114,7 +119,7 @@ impl Control {
             groups: ring.groups,
             width: count(self.plan.model.directory().hyper.embedding_length),
             wire_element: self.plan.wire_element,
-            kv_type: stage::kv_type(engine.cache),
+            kv_type: ring.kv_type,
             route: ring.route,
         };
         let deployment = Deployment {
@@ -132,6 +137,12 @@ impl Control {
             }
             Err(refused) => self.give_up(refused.to_string()),
         }
+    }
+
+    /// What the ring is planned for.
+    pub(super) fn allowance(&self) -> &Allowance {
+        let asked = &self.plan.allowances[0];
+        self.placing.placed.as_ref().map_or(asked, |placed| &placed.allowance)
     }
 
     /// Nodes that have blocks of the model: this one all, those that are here and have had layers
@@ -334,9 +345,8 @@ impl Control {
             candidates: nodes.iter().filter_map(candidate).collect(),
             links: self.placing.links(),
             model: Arc::clone(self.placing.model.as_ref()?),
-            sizes: self.plan.sizes.clone(),
             goal: self.plan.goal.clone(),
-            slots: count(self.plan.engine.slots),
+            allowances: self.plan.allowances.clone(),
         })
     }
 
@@ -367,7 +377,8 @@ impl Control {
             .filter(|placed| placed.members.iter().all(|it| asked.contains(&it.node)));
         if let Some(placed) = in_force {
             let nodes = |it: &Placement| it.members.iter().map(|it| it.node).collect::<Vec<_>>();
-            if placed.route == placement.route && nodes(&placed) == nodes(&placement) {
+            let alike = placed.route == placement.route && placed.allowance == placement.allowance;
+            if alike && nodes(&placed) == nodes(&placement) {
                 self.placing.placed = Some(Arc::new(placement));
                 self.dealt_to = Some(asked);
                 return;
@@ -390,6 +401,7 @@ impl Control {
         let ring = Ring {
             members: placement.members.iter().map(member).collect(),
             slots: placement.slots,
+            kv_type: placement.allowance.kv_type,
             groups: placement.groups.unwrap_or_else(|| count(placement.route.stages())).max(1),
             route: placement.route.clone(),
         };
@@ -409,7 +421,7 @@ impl Control {
             let (before, then) = (layers_of(from, member.node), layers_of(to, member.node));
             let bytes = then
                 .difference(&before)
-                .filter_map(|layer| self.plan.sizes.layer_bytes.get(*layer as usize))
+                .filter_map(|layer| to.allowance.sizes.layer_bytes.get(*layer as usize))
                 .sum();
             let way = self.placing.way(self.own, member.node, self.own).link();
             let about = (String::new(), 0);

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use motley_engine::{EngineOptions, LayerSet, LoadError, Model};
 use motley_gateway::{ClusterState, Health, Series};
 use motley_ring::{
@@ -21,10 +22,10 @@ use super::dial::{EdgeUnreachable, open_edges};
 use super::door::Door;
 use super::epoch;
 use super::loading::Loading;
-use super::place::{Goal, NoPlacement, Placement, Surveyed};
+use super::place::{Allowance, Goal, NoPlacement, Placement, Surveyed};
 use super::placing::Placing;
 use super::remains::Remains;
-use super::room::{self, Sizes};
+use super::room;
 use super::roster::RosterWatch;
 use super::series;
 use super::session::Session;
@@ -60,7 +61,8 @@ pub(crate) struct HeadPlan {
     pub(crate) model: Arc<Model>,
     pub(crate) model_name: String,
     pub(crate) manifest: Arc<Manifest>,
-    pub(crate) sizes: Sizes,
+    /// What rings keep of sequences: what is asked for, and then less and less.
+    pub(crate) allowances: Vec<Allowance>,
     pub(crate) engine: EngineOptions,
     pub(crate) budget_bytes: u64,
     pub(crate) split: Split,
@@ -538,11 +540,13 @@ impl Control {
             let layers = assignment.windows_of(own);
             let layers = layers.map(|window| window.start as usize..window.end as usize);
             let engine = self.plan.engine.clone();
+            let cache = room::cache_element(assignment.spec().kv_type);
             let options = EngineOptions {
                 layers: LayerSet::new(layers),
                 embedding: true,
                 head: true,
                 slots: assignment.spec().slots as usize,
+                cache: cache.context("this build cannot cache keys and values so")?,
                 placement: room::placement(&windows, &upcoming.prepare.residency, engine.placement),
                 ..engine
             };

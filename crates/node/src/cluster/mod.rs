@@ -36,7 +36,7 @@ use motley_ring::{Address, Addresses, Epoch, Hello, Name, NodeId, ProfileJson};
 
 pub(crate) use head::{ClusterHead, HeadPlan};
 pub(crate) use member::{Member, MemberOptions, SessionEnd};
-pub(crate) use place::Goal;
+pub(crate) use place::{Allowance, Goal};
 pub(crate) use room::Sizes;
 pub(crate) use shelf::{Holding, Shelf};
 pub(crate) use split::Split;

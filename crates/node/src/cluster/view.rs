@@ -155,7 +155,8 @@ impl Control {
         }
         let predicted = self.placing.predicted(node).filter(|_| self.serving.is_some());
         let member = &self.coordinator.members()[&node];
-        let used = room::layer_bytes(&self.plan.sizes, &layers, self.placing.residency(node));
+        let sizes = &self.allowance().sizes;
+        let used = room::layer_bytes(sizes, &layers, self.placing.residency(node));
         let left_out = layers.is_empty() && !own && self.plan.split == Split::Auto;
         NodeState {
             name: member.name.to_string(),
@@ -165,7 +166,7 @@ impl Control {
             state,
             memory_budget_bytes: member.memory_budget_bytes,
             memory_used_bytes: used
-                + if layers.is_empty() && !own { 0 } else { self.plan.sizes.fixed_bytes(own) },
+                + if layers.is_empty() && !own { 0 } else { sizes.fixed_bytes(own) },
             layers,
             round_trip: member.round_trip.filter(|_| !own),
             busy_ratio,

@@ -49,7 +49,7 @@ fn first(wish: &EngineWish, mut fitting: impl Iterator<Item = Fitted>) -> Option
 }
 
 /// The wish with more and more given up, weights aside.
-fn variants(model: &Model, wish: &EngineWish) -> Vec<EngineWish> {
+pub(crate) fn variants(model: &Model, wish: &EngineWish) -> Vec<EngineWish> {
     let hyper = &model.directory().hyper;
     let blocks = |elements: usize| elements.is_multiple_of(BLOCK_ELEMENTS);
     let mut least = *wish;
@@ -76,15 +76,25 @@ fn is_modest(model: &Model, wish: &EngineWish) -> bool {
     needed.is_ok_and(|needed| needed.model.cache_bytes <= room / CACHE_PART)
 }
 
-/// What is not as asked for, in words.
-fn given_up(wish: &EngineWish, fitted: &Fitted) -> Vec<String> {
+/// What of the sequences is not as asked for, in words.
+pub(crate) fn given_up_of_sequences(
+    wish: &EngineWish,
+    cache: CacheElement,
+    slots: usize,
+) -> Vec<String> {
     let mut given_up = Vec::new();
-    if fitted.cache != wish.cache {
+    if cache != wish.cache {
         given_up.push("keys and values have 8 bits instead of 16".to_owned());
     }
-    if fitted.slots != wish.slots {
-        given_up.push(format!("{} of {} slots", fitted.slots, wish.slots));
+    if slots != wish.slots {
+        given_up.push(format!("{slots} of {} slots", wish.slots));
     }
+    given_up
+}
+
+/// What is not as asked for, in words.
+fn given_up(wish: &EngineWish, fitted: &Fitted) -> Vec<String> {
+    let mut given_up = given_up_of_sequences(wish, fitted.cache, fitted.slots);
     if fitted.placement.streams() && wish.weights == WeightsPlace::Auto {
         given_up.push("weights are read from disk".to_owned());
     }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use motley_engine::Model;
+use motley_engine::{EngineOptions, Model};
 use motley_gateway::{Exposure, GatewayConfig, MetricNames, SharedLog, UnixClock, router};
 
 pub(crate) use arguments::Arguments;
@@ -31,15 +31,17 @@ use backend::{EngineBackend, Parts, Place};
 use settings::{ClusterWish, Settings};
 
 use crate::blocks::{LocalModel, Manifest, ManifestCache};
-use crate::cluster::{ClusterHead, HeadPlan, Holding, Shelf, Sizes};
+use crate::cluster::{Allowance, ClusterHead, HeadPlan, Holding, Shelf, Sizes};
 use crate::driver::Driver;
 use crate::failure::Failure;
+use crate::fitting;
 use crate::identity::{Identity, Roster, StateFolder, host_name, trusted_unix_s};
-use crate::loading::{self, Ready};
+use crate::loading::{self, EngineWish, Ready};
 use crate::memory;
 use crate::plan;
 use crate::run::random_seed;
 use crate::running::{RunFile, ServerFacts};
+use crate::stage;
 use crate::terminal::{self, Progress};
 use crate::transport::Endpoint;
 
@@ -155,7 +157,7 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
         model: Arc::clone(&model),
         model_name: model_name(settings),
         manifest,
-        sizes: Sizes::new(model.directory(), &engine)?,
+        allowances: allowances(&model, &settings.engine, &engine)?,
         budget_bytes: budget.unwrap_or(u64::MAX),
         split: wish.split.clone(),
         goal: plan::goal(wish.objective, wish.workload.as_ref(), &engine)?,
@@ -175,6 +177,24 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
     let limits = settings.limits.forms;
     let parts = Parts { model, vocabulary, driver, place: Place::Cluster(head), limits };
     Ok((EngineBackend::new(parts, model_name(settings), engine.context_tokens)?, words))
+}
+
+/// What a ring may keep of sequences: as asked for, and then less and less.
+fn allowances(
+    model: &Model,
+    wish: &EngineWish,
+    engine: &EngineOptions,
+) -> Result<Vec<Allowance>, Failure> {
+    let allowance = |less: &EngineWish| {
+        let options = EngineOptions { slots: less.slots, cache: less.cache, ..engine.clone() };
+        Ok(Allowance {
+            slots: u32::try_from(less.slots)?,
+            kv_type: stage::kv_type(less.cache),
+            sizes: Sizes::new(model.directory(), &options)?,
+            given_up: fitting::given_up_of_sequences(wish, less.cache, less.slots),
+        })
+    };
+    fitting::variants(model, wish).iter().map(allowance).collect()
 }
 
 /// What the model's files hold, block by block; hashed once as long as they do not change.

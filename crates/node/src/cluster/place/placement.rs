@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use motley_cluster::{DeviceId, FieldError, ReplicaSpec, ResidencyRun, Role, Seconds};
+use motley_cluster::{DeviceId, FieldError, ReplicaSpec, Residency, ResidencyRun, Role, Seconds};
 use motley_planner::{
     Budget, Explanation, Method, Objective, PlanError, PlanOutcome, Problem, explain_as_it_is,
     explain_refusal, plan,
 };
 use motley_ring::{NodeId, Route, RouteError};
 
-use super::question::{Asked, Question};
+use super::question::{Allowance, Asked, Question};
 use super::stages::{StageTime, stage_times, token_time};
 
 /// One ring over some of the devices.
@@ -20,6 +20,8 @@ pub(crate) struct Placement {
     pub(crate) members: Vec<PlacedMember>,
     /// Sequences at once.
     pub(crate) slots: u32,
+    /// What it was planned for.
+    pub(crate) allowance: Allowance,
     /// Micro-batches at once, where the goal is about many requests.
     pub(crate) groups: Option<u32>,
     pub(crate) rounds: u32,
@@ -35,6 +37,14 @@ pub(crate) struct Placement {
     pub(crate) left_out: BTreeMap<NodeId, String>,
     /// What the ring in force takes per token by what is known now.
     pub(crate) token_in_force_s: Option<f64>,
+}
+
+impl Placement {
+    /// Whether weights are read from disk for each token.
+    pub(super) fn streams(&self) -> bool {
+        let mut runs = self.members.iter().flat_map(|member| &member.residency);
+        runs.any(|run| run.weights == Residency::Stream)
+    }
 }
 
 /// A member of a placement.
@@ -87,7 +97,9 @@ fn hint(remedies: &[String]) -> String {
     format!("; what would help: {}", remedies.join("; or "))
 }
 
-/// Plans one ring over the devices of `question`. `in_force` is measured by the same figures.
+/// Plans one ring over the devices of `question`: with as much as is asked for of what leaves all
+/// weights in memory; where nothing does, with as much as leads to a plan at all. `in_force` is
+/// measured by the same figures.
 ///
 /// # Errors
 /// When there is none.
@@ -95,21 +107,45 @@ pub(crate) fn place(
     question: &Question,
     in_force: Option<&InForce>,
 ) -> Result<Placement, NoPlacement> {
-    let asked = question.asked()?;
+    let mut streamed = None;
+    let mut refused = None;
+    for allowance in &question.allowances {
+        match place_within(question, allowance, in_force) {
+            Ok(placement) if !placement.streams() => return Ok(placement),
+            Ok(placement) => drop(streamed.get_or_insert(placement)),
+            Err(refusal) => drop(refused.get_or_insert(refusal)),
+        }
+    }
+    streamed.ok_or_else(|| refused.expect("a question has an allowance"))
+}
+
+fn place_within(
+    question: &Question,
+    allowance: &Allowance,
+    in_force: Option<&InForce>,
+) -> Result<Placement, NoPlacement> {
+    let asked = question.asked(allowance)?;
     let (outcome, rather) = one_ring(&asked.problem)?;
     let replica = &outcome.plan.replicas()[0];
     let (route, devices) = Route::of_replica(replica)?;
     let explanation = explain_as_it_is(&asked.problem, &outcome, Budget::DEFAULT);
     let latency = asked.problem.objective == Objective::Latency;
     let times = stage_times(&asked.problem, &route, &devices).unwrap_or_default();
-    let mut reasons = explanation.reasons(&asked.problem);
+    let mut reasons = Vec::new();
+    if !allowance.given_up.is_empty() {
+        let (context, less) =
+            (asked.problem.workload.context_tokens, allowance.given_up.join(", "));
+        reasons.push(format!("To make room for a context of {context} tokens: {less}."));
+    }
+    reasons.extend(explanation.reasons(&asked.problem));
     reasons.extend(rather);
     let token_in_force_s = in_force.and_then(|ring| in_force_time(&asked, ring));
     let worked_s = token_time(&times).value();
     let token_s = if latency { outcome.plan.predicted().tpot_s.value() } else { worked_s };
     Ok(Placement {
         members: members(question, &asked, replica, (&devices, &times)),
-        slots: if latency { question.slots } else { replica.slots },
+        slots: if latency { allowance.slots } else { replica.slots },
+        allowance: allowance.clone(),
         groups: (!latency).then_some(replica.groups),
         rounds: replica.rounds,
         token_s,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use motley_cluster::{
     BufferDemand, Bytes, Cluster, ClusterSpec, DeviceId, DeviceProfile, FieldError, FormatVersion,
-    LinkPair, LinkSpec, ModelProfile, Workload, compute_buffer_bytes,
+    KvType, LinkPair, LinkSpec, ModelProfile, Workload, WorkloadSpec, compute_buffer_bytes,
 };
 use motley_planner::{Objective, PlanOptions, Problem};
 use motley_ring::NodeId;
@@ -38,6 +38,18 @@ pub(crate) struct Goal {
     pub(crate) workload: Workload,
 }
 
+/// How many sequences a ring keeps, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    /// Sequences at a time, at most where the goal decides.
+    pub(crate) slots: u32,
+    pub(crate) kv_type: KvType,
+    /// What the model's parts take then.
+    pub(crate) sizes: Sizes,
+    /// What is less than asked for, in words.
+    pub(crate) given_up: Vec<String>,
+}
+
 /// What the planner is asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
@@ -45,10 +57,9 @@ pub(crate) struct Question {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) links: KnownLinks,
     pub(crate) model: Arc<ModelProfile>,
-    pub(crate) sizes: Sizes,
     pub(crate) goal: Goal,
-    /// Sequences that the ring is to have room for, at most where the goal decides.
-    pub(crate) slots: u32,
+    /// What is asked for, and then less and less, for devices with little memory.
+    pub(crate) allowances: Vec<Allowance>,
 }
 
 /// The planner's problem, and what became of the devices.
@@ -70,17 +81,17 @@ impl Asked {
 }
 
 impl Question {
-    /// The problem of all devices that can be planned with.
+    /// The problem of all devices that can be planned with, for one allowance.
     ///
     /// # Errors
     /// When the head, which takes part in any plan, is not among them.
-    pub(super) fn asked(&self) -> Result<Asked, FieldError> {
+    pub(super) fn asked(&self, allowance: &Allowance) -> Result<Asked, FieldError> {
         let mut names = BTreeSet::new();
         let (mut devices, mut nodes) = (Vec::new(), Vec::new());
         let mut refused = BTreeMap::new();
         for (index, candidate) in self.candidates.iter().enumerate() {
             let name = unused_name(&candidate.name, &names);
-            match self.device(candidate, &name, index == 0) {
+            match self.device(candidate, &name, index == 0, &allowance.sizes) {
                 Ok(device) => {
                     names.insert(name);
                     devices.push(device);
@@ -100,14 +111,15 @@ impl Question {
             links: self.link_spec(&devices, &nodes),
             devices,
         };
+        let workload = WorkloadSpec { kv_type: allowance.kv_type, ..self.goal.workload.to_spec() };
         let problem = Problem {
             cluster: Cluster::new(spec)?,
             model: ModelProfile::clone(&self.model),
-            workload: self.goal.workload.clone(),
+            workload: Workload::new(workload)?,
             objective: self.goal.objective,
             options: PlanOptions {
-                slots_max: self.slots,
-                kept_sequences: self.slots,
+                slots_max: allowance.slots,
+                kept_sequences: allowance.slots,
                 rounds_max: ROUNDS_MAX,
                 ..PlanOptions::full()
             },
@@ -121,6 +133,7 @@ impl Question {
         candidate: &Candidate,
         name: &str,
         head: bool,
+        sizes: &Sizes,
     ) -> Result<DeviceProfile, FieldError> {
         let mut spec = candidate.surveyed.device.to_spec();
         name.clone_into(&mut spec.name);
@@ -130,7 +143,7 @@ impl Question {
         spec.unified_memory &= !spec.gpus.is_empty();
         for gpu in &mut spec.gpus {
             // The planner leaves this to the profile, which knows no model.
-            let work = Bytes::new(self.sizes.work_bytes());
+            let work = Bytes::new(sizes.work_bytes());
             gpu.usable_bytes = gpu.usable_bytes.saturating_sub(work);
         }
         let memory = &mut spec.memory;
@@ -143,7 +156,7 @@ impl Question {
         };
         // The planner counts a work buffer of its own; ours is larger, for the program is in it.
         let theirs = self.planned_buffer_bytes(head);
-        let ours = Bytes::new(self.sizes.work_bytes());
+        let ours = Bytes::new(sizes.work_bytes());
         memory.ram_available_bytes = given.saturating_sub(ours) + theirs;
         memory.ram_total_bytes = memory.ram_total_bytes.max(memory.ram_available_bytes);
         slow_down(&mut spec, candidate.factor);

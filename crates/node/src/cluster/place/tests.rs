@@ -6,7 +6,7 @@ use std::sync::Arc;
 use expect_test::{Expect, expect};
 use motley_cluster::{
     Attention, Bytes, BytesPerSecond, Combination, DeviceProfile, DeviceSpec, DiskSpec, Flops,
-    FlopsPerSecond, FormatVersion, LayerSpec, MemorySpec, ModelProfile, ModelSpec, Os,
+    FlopsPerSecond, FormatVersion, KvType, LayerSpec, MemorySpec, ModelProfile, ModelSpec, Os,
     ProcessorSpec, Seconds, WeightType, Workload, WorkloadSpec,
 };
 use motley_planner::Objective;
@@ -106,9 +106,17 @@ fn question(devices: &[(f64, u64)]) -> Question {
         candidates: devices.iter().enumerate().map(candidate).collect(),
         links,
         model: Arc::new(model()),
-        sizes: Sizes::made(&[100 * MB; 10], 20 * MB, 50 * MB),
         goal: goal(Objective::Latency, 1),
-        slots: 1,
+        allowances: vec![allowance(1, KvType::F16, &[])],
+    }
+}
+
+fn allowance(slots: u32, kv_type: KvType, given_up: &[&str]) -> Allowance {
+    Allowance {
+        slots,
+        kv_type,
+        sizes: Sizes::made(&[100 * MB; 10], 20 * MB, 50 * MB),
+        given_up: given_up.iter().map(|&it| it.to_owned()).collect(),
     }
 }
 
@@ -311,7 +319,7 @@ fn the_ring_in_force_is_measured_by_what_is_known_now() {
 #[test]
 fn slots_need_memory_for_their_keys() {
     let mut many = question(&[(10.0, 1200), (10.0, 1200)]);
-    many.slots = 64;
+    many.allowances[0].slots = 64;
     check(
         &many,
         expect![[r#"
@@ -326,7 +334,7 @@ fn slots_need_memory_for_their_keys() {
 fn many_requests_get_one_ring_too() {
     let mut load = question(&[(10.0, 3000), (20.0, 3000), (10.0, 3000)]);
     load.goal = goal(Objective::Throughput, 50);
-    load.slots = 4;
+    load.allowances[0].slots = 4;
     let placement = place(&load, None).unwrap();
     assert_eq!(placement.route.layers(), 10);
     assert!((1..=4).contains(&placement.slots), "{}", placement.slots);
@@ -441,4 +449,25 @@ fn corrections_are_smoothed_and_limited() {
     kept.insert("no device".to_owned(), 2.0);
     kept.values_mut().for_each(|factor| *factor *= 100.0);
     assert_eq!(Corrections::from_kept(&kept), Corrections::default(), "nothing absurd is believed");
+}
+
+#[test]
+fn sequences_give_way_before_weights_are_streamed() {
+    let mut many = question(&[(10.0, 700), (10.0, 700)]);
+    many.allowances = vec![
+        allowance(64, KvType::F16, &[]),
+        allowance(64, KvType::Q8_0, &["8 bits"]),
+        allowance(32, KvType::Q8_0, &["8 bits", "32 of 64 slots"]),
+        allowance(1, KvType::Q8_0, &["8 bits", "1 of 64 slots"]),
+    ];
+    let placement = place(&many, None).unwrap();
+    assert_eq!((placement.slots, placement.allowance.kv_type), (32, KvType::Q8_0));
+    let expected = "To make room for a context of 512 tokens: 8 bits, 32 of 64 slots.";
+    assert_eq!(placement.reasons[0], expected);
+    // With less memory weights are streamed anyway, and nothing is given up for nothing.
+    many.candidates[1].budget_bytes = 400 * MB;
+    many.allowances = vec![allowance(1, KvType::F16, &[]), allowance(1, KvType::Q8_0, &["8 bits"])];
+    let placement = place(&many, None).unwrap();
+    assert!(placement.streams());
+    assert_eq!(placement.allowance.kv_type, KvType::F16);
 }
