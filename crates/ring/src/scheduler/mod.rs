@@ -514,7 +514,9 @@ impl Scheduler {
     /// many as make the groups even; they are sent in the order of slots, which attention can join.
     /// Prompts follow one after the other, not side by side: the first of them is answered sooner,
     /// the last no later, and attention over many rows of one sequence costs less than over a few
-    /// of each. The one with the fewest rows left comes first, so that a short prompt passes a long
+    /// of each. Where one ends, no other begins: its first token would come later for that, and on a
+    /// processor rows cost as much in one micro-batch as in two. The one with the fewest rows left
+    /// comes first, so that a short prompt passes a long
     /// one, and every other time the one that has waited longest, so that none waits for ever.
     fn share_rows(&mut self) {
         let Self { options, slots, shares, order, next_id, .. } = self;
@@ -552,15 +554,16 @@ impl Scheduler {
             let waiting = prompts.len() as u32;
             room = room.min(options.prefill_rows_while_decoding.saturating_mul(waiting));
         }
-        let mut none_yet = true;
+        let (mut none_yet, mut one_ends) = (true, false);
         for slot in &*prompts {
             let index = *slot as usize;
             let rows = chunk_rows(options, &slots[index]).min(room);
-            let whole = rows == slots[index].pending();
-            if rows > 0 && (none_yet || whole || rows >= PREFILL_ROWS_MIN) {
+            let ends = rows == slots[index].pending();
+            if rows > 0 && (none_yet || ends || rows >= PREFILL_ROWS_MIN && !one_ends) {
                 shares[index] = rows;
                 room -= rows;
                 none_yet = false;
+                one_ends |= ends;
             }
         }
     }
