@@ -56,6 +56,12 @@ impl MarkerTokens {
         }
     }
 
+    /// What stands in a text before its first control token.
+    pub(super) fn plain_beginning<'t>(&self, text: &'t str) -> &'t str {
+        let first = self.0.iter().filter_map(|(_, marker)| text.find(marker)).min();
+        &text[..first.unwrap_or(text.len())]
+    }
+
     fn text(&self, token: Token) -> Option<&'static str> {
         self.0.iter().find(|(marker, _)| *marker == token).map(|(_, text)| *text)
     }

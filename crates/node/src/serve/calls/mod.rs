@@ -1,8 +1,10 @@
 //! Tool calls within the text of an answer: how a model writes them, and how they are read.
 //!
-//! `style` knows the ways of writing, `forced` reads calls that a grammar has forced, `scanner`
-//! looks for calls in free text, `span` finds where a JSON value ends.
+//! `style` knows the ways of writing, `forced` reads objects that a grammar has forced, `scanner`
+//! looks for calls in free text, `elements` reads those whose arguments are elements, `span` finds
+//! where a JSON value ends.
 
+mod elements;
 mod forced;
 mod scanner;
 mod span;
@@ -12,7 +14,8 @@ mod tests;
 
 use motley_gateway::{Content, ToolCall, ToolChoice, ToolUse};
 
-pub(super) use style::CallStyle;
+pub(super) use elements::{Kind, Markup, Values, kind_of};
+pub(super) use style::{CallStyle, EVERYBODY};
 
 use forced::ForcedCalls;
 use scanner::{CallScanner, KnownTool};
@@ -42,7 +45,7 @@ fn reads_back(style: CallStyle, probe: &ToolCall, text: &str) -> bool {
     if style == CallStyle::Parameters && !text.contains("\"parameters\"") {
         return false;
     }
-    let tool = KnownTool { name: probe.name.clone(), strict: false };
+    let tool = KnownTool::new(&probe.name, false, "");
     let mut scanner = CallScanner::new(style, vec![tool], true);
     let mut contents = Vec::new();
     scanner.push(text, &mut contents);
@@ -60,7 +63,7 @@ pub(super) enum AnswerReader {
     Text,
     /// Text in which there may be calls.
     Free(CallScanner),
-    /// Calls and nothing else.
+    /// Objects that are calls, and nothing else.
     Forced(ForcedCalls),
 }
 
@@ -76,13 +79,13 @@ impl AnswerReader {
     /// A reader for an answer that may use `tools`.
     pub(super) fn new(tools: Option<&ToolUse>, style: CallStyle) -> Self {
         let Some(tools) = tools else { return Self::Text };
-        if tools.choice != ToolChoice::Auto {
+        if tools.choice != ToolChoice::Auto && !style.is_forced_as_written() {
             return Self::Forced(ForcedCalls::new(style));
         }
-        let known = tools.tools.iter().map(|tool| {
-            let name = tool.name.clone();
-            KnownTool { name, strict: tool.strict }
-        });
+        let known = tools
+            .tools
+            .iter()
+            .map(|tool| KnownTool::new(&tool.name, tool.strict, &tool.parameters));
         Self::Free(CallScanner::new(style, known.collect(), tools.parallel))
     }
 

@@ -5,8 +5,9 @@ use motley_gateway::Content;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::elements::{ElementReader, Found, Kinds};
 use super::span::Span;
-use super::style::CallStyle;
+use super::style::{CallStyle, EVERYBODY};
 use super::{CALLS_MAX, Progress, add_text};
 
 /// Bytes of a call that are held back at most; a longer one is text.
@@ -22,6 +23,14 @@ pub(super) struct KnownTool {
     /// Its arguments were forced, which begins behind its name: a call that is written in another
     /// order is none.
     pub(super) strict: bool,
+    /// What its arguments are, where they are not written as JSON.
+    pub(super) kinds: Kinds,
+}
+
+impl KnownTool {
+    pub(super) fn new(name: &str, strict: bool, parameters: &str) -> Self {
+        Self { name: name.to_owned(), strict, kinds: Kinds::of(parameters) }
+    }
 }
 
 /// Finds calls in an answer that comes in pieces.
@@ -46,6 +55,8 @@ enum State {
     Header(usize),
     /// In JSON that begins at this byte of what is held, behind an opening of so many bytes.
     Json { opening: usize, start: usize, span: Span },
+    /// Behind an opening, where arguments are elements.
+    Elements(ElementReader),
     /// Behind a call, before its closing, of which so many bytes are held.
     Closing(usize),
     /// Behind a whole call, where white space is not text yet.
@@ -66,7 +77,11 @@ struct Written<'a> {
 
 impl CallScanner {
     pub(super) fn new(style: CallStyle, tools: Vec<KnownTool>, parallel: bool) -> Self {
-        let state = if style.may_begin_bare() { State::Bare } else { State::Text(0) };
+        let state = match style.may_begin_bare() {
+            true => State::Bare,
+            false if style.begins_open() => State::Header(0),
+            false => State::Text(0),
+        };
         Self { style, tools, parallel, state, held: String::new(), calls: 0 }
     }
 
@@ -89,9 +104,10 @@ impl CallScanner {
     /// Nothing more comes: what was held back is text after all.
     pub(super) fn finish(&mut self, contents: &mut Vec<Content>) {
         // White space behind a call and a closing that is cut off belong to the call.
-        let behind_call = match self.state {
+        let behind_call = match &self.state {
             State::Bare => self.calls > 0,
             State::Closing(_) => true,
+            State::Elements(reader) => reader.is_behind_call(),
             _ => false,
         };
         if !behind_call {
@@ -122,6 +138,7 @@ impl CallScanner {
                     self.give_up(contents);
                 }
             }
+            State::Elements(_) => return self.take_element(character, contents),
             State::Closing(matched) => {
                 let matched = *matched;
                 self.take_closing(matched, character, contents);
@@ -162,18 +179,69 @@ impl CallScanner {
             self.held.push(character);
             let matched = matched + character.len_utf8();
             self.state = match matched == opening.len() {
-                true => State::Header(matched),
+                true => self.behind_opening(matched),
                 false => State::Text(matched),
             };
         } else if matched > 0 {
-            // The first character of an opening occurs in it only once, so that no later byte of
-            // what is held can begin another.
+            // The first character of an opening occurs in it only once, or it is not the character
+            // that came, so that no later byte of what is held can begin another.
             self.release(None, contents);
             self.state = State::Text(0);
             self.take_text(0, character, contents);
         } else {
             add_text(character.encode_utf8(&mut [0; 4]), contents);
         }
+    }
+
+    fn behind_opening(&self, opening: usize) -> State {
+        match self.style.markup() {
+            Some(markup) => State::Elements(ElementReader::new(markup)),
+            None => State::Header(opening),
+        }
+    }
+
+    /// Behind an opening, where arguments are elements.
+    fn take_element(&mut self, character: char, contents: &mut Vec<Content>) -> Progress {
+        let State::Elements(reader) = &mut self.state else { return Progress::GoOn };
+        let was_behind = reader.is_behind_call();
+        if !(was_behind && self.held.is_empty() && character.is_whitespace()) {
+            self.held.push(character);
+        }
+        match reader.take(character, &self.tools) {
+            Found::Nothing if self.held.len() > HELD_BYTES_MAX => self.give_up(contents),
+            Found::Nothing => {}
+            Found::Call { name, arguments } => {
+                self.held.clear();
+                if reader.is_closed() || self.calls + 1 == CALLS_MAX {
+                    self.state = State::Behind;
+                }
+                self.add_call(name, arguments, contents);
+                if !self.parallel {
+                    return Progress::Complete;
+                }
+            }
+            Found::Closed => {
+                self.held.clear();
+                self.state = State::Behind;
+            }
+            Found::Wrong if was_behind => {
+                // The closing is missing, and the next opening may be what came.
+                let held = std::mem::take(&mut self.held);
+                self.state = State::Text(0);
+                for character in held.chars() {
+                    self.take(character, contents);
+                }
+            }
+            Found::Wrong => self.give_up(contents),
+        }
+        Progress::GoOn
+    }
+
+    fn add_call(&mut self, name: String, text: String, contents: &mut Vec<Content>) {
+        let call = self.calls;
+        self.calls += 1;
+        contents.push(Content::CallStart { call, name });
+        contents.push(Content::CallArguments { call, text });
     }
 
     fn take_header(
@@ -187,7 +255,15 @@ impl CallScanner {
         let header = &self.held[opening..start];
         let named = self.style.has_names_outside();
         let list = self.style.has_lists() && character == '[' && header.trim().is_empty();
-        if character == '{' || list {
+        if character == '\n' && self.style == CallStyle::Recipients {
+            let name = self.style.name_in(header).unwrap_or_default();
+            if name == EVERYBODY {
+                self.held.clear();
+                self.state = State::Text(0);
+            } else if self.tool(name).is_none() {
+                self.give_up(contents);
+            }
+        } else if character == '{' || list {
             self.begin_json(opening, start, character);
         } else if !(named || character.is_whitespace()) || header.len() > HEADER_BYTES_MAX {
             self.give_up(contents);
@@ -213,17 +289,14 @@ impl CallScanner {
         }
         found.truncate((CALLS_MAX - self.calls) as usize);
         for (name, text) in found {
-            let call = self.calls;
-            self.calls += 1;
-            contents.push(Content::CallStart { call, name });
-            contents.push(Content::CallArguments { call, text });
+            self.add_call(name, text, contents);
         }
         self.held.clear();
         if !self.parallel {
             return Progress::Complete;
         }
         self.state = match self.style {
-            CallStyle::Listed => State::Behind,
+            CallStyle::Listed | CallStyle::Recipients => State::Behind,
             CallStyle::Parameters | CallStyle::Bare => State::Bare,
             _ => State::Closing(0),
         };

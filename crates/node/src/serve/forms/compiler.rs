@@ -177,7 +177,10 @@ impl Shared {
         };
         match scope {
             Scope::Whole => Trigger::Start,
-            Scope::Behind(text) => Trigger::Opening(Opening { text, token: token(text) }),
+            Scope::Behind(text) => Trigger::Opening(Opening::new(text, token(text))),
+            Scope::BeginningAndBehind(text) => {
+                Trigger::Opening(Opening { is_given: true, ..Opening::new(text, token(text)) })
+            }
             Scope::Beginning { names, again } => {
                 let again = again.as_deref().and_then(token);
                 Trigger::Names { names: names.as_slice().into(), again }

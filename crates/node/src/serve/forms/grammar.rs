@@ -4,11 +4,11 @@ use motley_gateway::{Refusal, ToolChoice, ToolDefinition, ToolUse};
 use serde_json::Value as Json;
 
 use super::schema;
-use crate::serve::calls::CallStyle;
+use crate::serve::calls::{CallStyle, EVERYBODY};
 use crate::serve::listener::MarkerTokens;
 
 /// Calls that a forced answer may make in a row.
-const CALLS_IN_A_ROW_MAX: usize = 8;
+pub(super) const CALLS_IN_A_ROW_MAX: usize = 8;
 
 /// A grammar in Lark's notation. Equal texts force the same form.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub(in crate::serve) enum Scope {
     Whole,
     /// What follows this text, as often as it occurs.
     Behind(&'static str),
+    /// The beginning, and what follows this text, as often as it occurs.
+    BeginningAndBehind(&'static str),
     /// The beginning, and what follows a form, where it is an object that begins with one of these
     /// names. `again` is a text behind which an answer as good as begins.
     Beginning { names: Vec<String>, again: Option<&'static str> },
@@ -64,8 +66,15 @@ impl Grammar {
     ///
     /// # Errors
     /// When the schema of a tool's arguments uses what cannot be forced.
-    pub(super) fn of_calls(tools: &ToolUse, style: CallStyle) -> Result<Self, Refusal> {
+    pub(super) fn of_calls(
+        tools: &ToolUse,
+        style: CallStyle,
+        markers: &MarkerTokens,
+    ) -> Result<Self, Refusal> {
         let several = tools.parallel && tools.choice == ToolChoice::Required;
+        if style.is_forced_as_written() {
+            return Self::of_written_calls(tools, style, markers);
+        }
         let repeat = match style.between_calls().filter(|_| several) {
             None => String::new(),
             Some(between) => format!(" ({} call){{0,{}}}", quote(between), CALLS_IN_A_ROW_MAX - 1),
@@ -90,6 +99,47 @@ impl Grammar {
         Ok(grammar)
     }
 
+    /// Calls of tools, each as the model writes it of its own accord.
+    fn of_written_calls(
+        tools: &ToolUse,
+        style: CallStyle,
+        markers: &MarkerTokens,
+    ) -> Result<Self, Refusal> {
+        let several = tools.parallel && tools.choice == ToolChoice::Required;
+        let opening = markers.literal(style.opening().unwrap_or_default());
+        let text = PARTS_OF_CALLS.to_owned();
+        let mut grammar = Self { text, one_of: None, scope: Scope::Whole };
+        let mut ways = Vec::new();
+        for (index, tool) in tools.tools.iter().enumerate() {
+            if !is_eligible(tool, &tools.choice) {
+                continue;
+            }
+            match style.markup() {
+                Some(markup) => {
+                    ways.push(grammar.add_elements(index, tool, true, (markup, markers))?)
+                }
+                None => ways.extend(grammar.add_named(index, tool, true, (style, markers))?),
+            }
+        }
+        grammar.add(&format!("call: {}", ways.join(" | ")));
+        let next = match style.markup() {
+            Some(markup) => {
+                grammar.add_block(markup, markers, several);
+                format!("SPACE? {opening} block")
+            }
+            None => format!("{opening} call"),
+        };
+        // Where calls begin open, the prompt has the first opening.
+        let first =
+            if style.begins_open() { "call".to_owned() } else { format!("{opening} block") };
+        let more = match several {
+            true => format!(" ({next}){{0,{}}}", CALLS_IN_A_ROW_MAX - 1),
+            false => String::new(),
+        };
+        grammar.add(&format!("start: {first}{more}"));
+        Ok(grammar)
+    }
+
     /// Calls in free text, whose arguments are to be exact for tools that ask for it. `markers` are
     /// the control tokens that the model writes calls with.
     ///
@@ -104,6 +154,7 @@ impl Grammar {
             return Ok(None);
         }
         let scope = match style.opening() {
+            Some(opening) if style.begins_open() => Scope::BeginningAndBehind(opening),
             Some(opening) if !style.may_begin_bare() => Scope::Behind(opening),
             again => {
                 let names = tools.tools.iter().map(|tool| tool.name.clone()).collect();
@@ -114,24 +165,53 @@ impl Grammar {
         let mut grammar = Self { text, one_of: None, scope };
         let (mut objects, mut named) = (Vec::new(), Vec::new());
         for (index, tool) in tools.tools.iter().enumerate() {
-            let arguments = grammar.arguments(index, tool, tool.strict)?;
-            grammar.add(&format!("arguments{index}: SPACE? %json {arguments}"));
+            let exact = tool.strict;
+            if let Some(markup) = style.markup() {
+                named.push(grammar.add_elements(index, tool, exact, (markup, markers))?);
+                continue;
+            }
+            named.extend(grammar.add_named(index, tool, exact, (style, markers))?);
             let name = quote(&quote(&tool.name));
             objects.push(format!("{name} SPACE? \",\" SPACE? key SPACE? \":\" arguments{index}"));
-            if style.has_names_outside() {
-                named.extend(style.named_parts(&tool.name).into_iter().map(|(before, after)| {
-                    let (before, after) = (markers.literal(&before), markers.literal(after));
-                    format!("{before} arguments{index} {after}")
-                }));
-            }
         }
-        grammar.add_calls(style, &objects, &named);
+        if let Some(markup) = style.markup() {
+            grammar.add(&format!("call: {}", named.join(" | ")));
+            grammar.add_block(markup, markers, true);
+            grammar.add("start: block");
+        } else {
+            grammar.add_calls(style, &objects, &named);
+        }
         Ok(Some(grammar))
+    }
+
+    /// Adds the arguments of a tool and returns the ways of writing a call that has its name
+    /// outside the JSON.
+    fn add_named(
+        &mut self,
+        index: usize,
+        tool: &ToolDefinition,
+        exact: bool,
+        (style, markers): (CallStyle, &MarkerTokens),
+    ) -> Result<Vec<String>, Refusal> {
+        let arguments = self.arguments(index, tool, exact)?;
+        self.add(&format!("arguments{index}: SPACE? %json {arguments}"));
+        if !style.has_names_outside() {
+            return Ok(Vec::new());
+        }
+        let parts = style.named_parts(&tool.name).into_iter();
+        let ways = parts.map(|(before, after)| {
+            let (before, after) = (markers.literal(&before), markers.literal(after));
+            format!("{before} arguments{index} {after}")
+        });
+        Ok(ways.collect())
     }
 
     /// The rules of calls in free text: names and arguments within an object, and outside of one.
     fn add_calls(&mut self, style: CallStyle, objects: &[String], named: &[String]) {
         let mut ways = named.to_vec();
+        if style.begins_open() {
+            ways.push(quote(&format!("{EVERYBODY}\n")));
+        }
         let closing = match style.closing() {
             "" => String::new(),
             closing => format!(" SPACE? {}", quote(closing)),
@@ -159,7 +239,7 @@ impl Grammar {
     }
 
     /// The schema of a tool's arguments; any object if they need not be `exact`.
-    fn arguments(
+    pub(super) fn arguments(
         &mut self,
         index: usize,
         tool: &ToolDefinition,
@@ -174,7 +254,7 @@ impl Grammar {
         Ok(arguments)
     }
 
-    fn add(&mut self, rule: &str) {
+    pub(super) fn add(&mut self, rule: &str) {
         self.text.push_str(rule);
         self.text.push('\n');
     }

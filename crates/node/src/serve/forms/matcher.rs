@@ -18,7 +18,7 @@ const PROBLEM_CHARACTERS: usize = 160;
 pub(super) enum Trigger {
     /// At its first token, and it is nothing but the form.
     Start,
-    /// Behind a text whose first byte occurs in it only once.
+    /// Behind a text whose first byte occurs in it only once, or that is nothing but that byte.
     Opening(Opening),
     /// At its beginning, with an object that has one of these names first, and again behind a form
     /// and behind a token.
@@ -31,6 +31,15 @@ pub(super) struct Opening {
     pub(super) text: &'static str,
     /// The token that is all of it, if there is one.
     pub(super) token: Option<Token>,
+    /// Whether the prompt ends with it.
+    pub(super) is_given: bool,
+}
+
+impl Opening {
+    /// One that the answer itself must have.
+    pub(super) fn new(text: &'static str, token: Option<Token>) -> Self {
+        Self { text, token, is_given: false }
+    }
 }
 
 /// Where an answer is.
@@ -75,7 +84,10 @@ pub(super) struct FormMatcher {
 
 impl FormMatcher {
     pub(super) fn new(shared: Arc<Matcher>, logits: usize, trigger: Trigger) -> Self {
-        let place = outside(&trigger);
+        let place = match &trigger {
+            Trigger::Opening(opening) if opening.is_given => Place::Form,
+            trigger => outside(trigger),
+        };
         Self { shared, own: None, mask: TokenMask::none_allowed(logits), trigger, place }
     }
 
@@ -187,7 +199,8 @@ impl Constrainer for FormMatcher {
     }
 }
 
-/// Bytes of `wanted` that are met with one more byte. Its first byte occurs in it only once.
+/// Bytes of `wanted` that are met with one more byte. Its first byte occurs in it only once, or it
+/// is nothing but that byte.
 fn step(met: usize, byte: u8, wanted: &[u8]) -> usize {
     match wanted.get(met) == Some(&byte) {
         true => met + 1,

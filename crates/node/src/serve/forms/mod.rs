@@ -2,9 +2,10 @@
 //!
 //! `schema` refuses what cannot be forced, `grammar` writes what is to be forced, `compiler` turns
 //! that into a matcher within limits, `matcher` is the matcher of one answer. How calls are written
-//! is `calls`' knowledge.
+//! is `calls`' knowledge; `elements` writes what is to be forced where arguments are elements.
 
 mod compiler;
+mod elements;
 mod grammar;
 mod matcher;
 mod schema;
@@ -30,7 +31,9 @@ pub(super) fn forced(
 ) -> Result<Option<Grammar>, Refusal> {
     let tools = request.tools.as_ref();
     let grammar = match (tools, &request.constraint) {
-        (Some(tools), _) if tools.choice != ToolChoice::Auto => Grammar::of_calls(tools, style)?,
+        (Some(tools), _) if tools.choice != ToolChoice::Auto => {
+            Grammar::of_calls(tools, style, markers)?
+        }
         (_, Constraint::JsonObject) => Grammar::of_any_object(),
         (_, Constraint::JsonSchema { schema, .. }) => Grammar::of_schema(schema)?,
         // Text stays free, so that nothing below concerns it.

@@ -11,7 +11,7 @@ use std::time::Instant;
 use expect_test::{Expect, expect};
 use llguidance::{Matcher, ParserFactory};
 use motley_engine::Model;
-use motley_gateway::{ToolDefinition, ToolUse};
+use motley_gateway::{Content, ToolDefinition, ToolUse};
 use serde_json::Value as Json;
 
 use super::compiler::{self, Kept, KeptGrammar, TokenBytes};
@@ -19,6 +19,7 @@ use super::grammar::Scope;
 use super::matcher::{FormMatcher, Opening, Trigger};
 use super::*;
 use crate::driver::Constrainer as _;
+use crate::serve::calls::AnswerReader;
 
 /// The token that ends an answer; those before it are bytes.
 const END: u32 = 256;
@@ -197,7 +198,7 @@ fn calls_are_written_as_the_model_writes_them() {
     let calls = |choice: ToolChoice, style| {
         let tools = vec![tool("sun", at), tool("rain", "{}")];
         let tools = ToolUse { tools, choice, parallel: true };
-        compile(&factory, &Grammar::of_calls(&tools, style).unwrap()).unwrap()
+        compile(&factory, &Grammar::of_calls(&tools, style, &controls()).unwrap()).unwrap()
     };
     let sun = r#"{"name": "sun", "arguments": {"at": "x"}}"#;
     let rain = r#"{"name": "rain", "arguments": {}}"#;
@@ -229,7 +230,7 @@ fn calls_are_written_as_the_model_writes_them() {
         choice: ToolChoice::Required,
         parallel: true,
     };
-    let refusal = Grammar::of_calls(&tools, CallStyle::Bare).unwrap_err();
+    let refusal = Grammar::of_calls(&tools, CallStyle::Bare, &controls()).unwrap_err();
     expect![[
         r#"schema at /1/function/parameters/properties/a/if: the keyword "if" cannot be forced"#
     ]]
@@ -249,20 +250,39 @@ fn strict_tools() -> ToolUse {
 }
 
 /// The control tokens of the made vocabulary, which stand behind all others.
-const CONTROLS: &[&str] = &["[ARGS]", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"];
+const CONTROLS: &[&str] =
+    &["[ARGS]", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<arg_key>", "</arg_value>"];
 
+/// Those that a model's calls are written with, in most tests.
 fn controls() -> MarkerTokens {
+    let mut controls = all_controls();
+    controls.0.truncate(3);
+    controls
+}
+
+fn all_controls() -> MarkerTokens {
     let first = END as i32 + 1 + LONGER.len() as i32;
     MarkerTokens((first..).zip(CONTROLS.iter().copied()).collect())
 }
 
 /// A form of strict calls, as it begins in the made vocabulary.
 fn strict_form(style: CallStyle) -> FormMatcher {
-    let grammar = Grammar::of_strict_calls(&strict_tools(), style, &controls()).unwrap().unwrap();
+    strict_form_of(&strict_tools(), style)
+}
+
+fn strict_form_of(tools: &ToolUse, style: CallStyle) -> FormMatcher {
+    strict_form_with(tools, style, &controls())
+}
+
+fn strict_form_with(tools: &ToolUse, style: CallStyle, controls: &MarkerTokens) -> FormMatcher {
+    let grammar = Grammar::of_strict_calls(tools, style, controls).unwrap().unwrap();
     let matcher = std::sync::Arc::new(compile(&made_factory(), &grammar).unwrap());
     let trigger = match grammar.scope().clone() {
         Scope::Whole => Trigger::Start,
-        Scope::Behind(text) => Trigger::Opening(Opening { text, token: None }),
+        Scope::Behind(text) => Trigger::Opening(Opening::new(text, None)),
+        Scope::BeginningAndBehind(text) => {
+            Trigger::Opening(Opening { is_given: true, ..Opening::new(text, None) })
+        }
         Scope::Beginning { names, .. } => Trigger::Names { names: names.into(), again: Some(0) },
     };
     FormMatcher::new(matcher, END as usize + 1 + LONGER.len() + CONTROLS.len(), trigger)
@@ -270,7 +290,10 @@ fn strict_form(style: CallStyle) -> FormMatcher {
 
 /// Takes a text byte by byte, control tokens whole; where it stops being allowed, if it does.
 fn take(form: &mut FormMatcher, text: &str) -> Option<usize> {
-    let controls = controls();
+    take_with(form, text, &controls())
+}
+
+fn take_with(form: &mut FormMatcher, text: &str, controls: &MarkerTokens) -> Option<usize> {
     let mut at = 0;
     while at < text.len() {
         let control = controls
@@ -342,6 +365,246 @@ fn strict_calls_in_free_text_are_exact() {
     check(CallStyle::Bare, &["\n ", sun].concat(), rain, "\n");
 }
 
+/// A tool with a text, a number and a choice, and one that takes anything.
+fn weather_tools(choice: ToolChoice) -> ToolUse {
+    let weather = r##"{
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "where", "maxLength": 12},
+            "days": {"$ref": "#/$defs/few"},
+            "unit": {"enum": ["C", "F"]}
+        },
+        "required": ["city", "days"],
+        "additionalProperties": false,
+        "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 9}}
+    }"##;
+    ToolUse {
+        tools: vec![ToolDefinition { strict: true, ..tool("sun", weather) }, tool("rain", "{}")],
+        choice,
+        parallel: true,
+    }
+}
+
+/// Contents that an answer is read as, however it comes.
+fn contents(tools: &ToolUse, style: CallStyle, answer: &str) -> Vec<Content> {
+    let mut reader = AnswerReader::new(Some(tools), style);
+    let mut contents = Vec::new();
+    for character in answer.chars() {
+        reader.push(character.encode_utf8(&mut [0; 4]), &mut contents);
+    }
+    reader.finish(&mut contents);
+    contents
+}
+
+/// Two calls in each style whose arguments are elements, as templates write them, and in the one
+/// that addresses recipients.
+const WRITTEN: &[(CallStyle, &str, &str)] = &[
+    (
+        CallStyle::Elements,
+        "<tool_call>\n<function=sun>\n<parameter=city>\nA </b>\nB\n</parameter>\n\
+         <parameter=days>\n7\n</parameter>\n<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=rain>\n<parameter=any>\nx\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        CallStyle::SeedElements,
+        "<seed:tool_call>\n<function=sun>\n<parameter=city>A </b>\nB</parameter>\n\
+         <parameter=days>7</parameter>\n<parameter=unit>C</parameter>\n</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n<function=rain>\n<parameter=any>x</parameter>\n</function>\n</seed:tool_call>",
+    ),
+    (
+        CallStyle::Pairs,
+        "<tool_call>sun\n<arg_key>city</arg_key>\n<arg_value>A </b>\nB</arg_value>\n\
+         <arg_key>days</arg_key>\n<arg_value>7</arg_value>\n\
+         <arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n</tool_call>",
+        "<tool_call>rain<arg_key>any</arg_key><arg_value>x</arg_value></tool_call>",
+    ),
+    (
+        CallStyle::SeparatedPairs,
+        "<tool_calls:opensource>\n<tool_call:opensource>sun<tool_sep:opensource>\n\
+         <arg_key:opensource>city</arg_key:opensource>\n\
+         <arg_value:opensource>A </b>\nB</arg_value:opensource>\n\
+         <arg_key:opensource>days</arg_key:opensource>\n\
+         <arg_value:opensource>7</arg_value:opensource>\n\
+         <arg_key:opensource>unit</arg_key:opensource>\n\
+         <arg_value:opensource>C</arg_value:opensource>\n</tool_call:opensource>",
+        "<tool_call:opensource>rain<tool_sep:opensource>\n\
+         <arg_key:opensource>any</arg_key:opensource>\n\
+         <arg_value:opensource>x</arg_value:opensource>\n\
+         </tool_call:opensource>\n</tool_calls:opensource>",
+    ),
+    (
+        CallStyle::Invocations,
+        "<minimax:tool_call>\n<invoke name=\"sun\">\n<parameter name=\"city\">A </b>\nB</parameter>\n\
+         <parameter name=\"days\">7</parameter>\n<parameter name=\"unit\">C</parameter>\n</invoke>",
+        "<invoke name=\"rain\">\n<parameter name=\"any\">x</parameter>\n</invoke>\n</minimax:tool_call>",
+    ),
+    (
+        CallStyle::ToldInvocations,
+        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"sun\">\n\
+         <｜DSML｜parameter name=\"city\" string=\"true\">A </b>\nB</｜DSML｜parameter>\n\
+         <｜DSML｜parameter name=\"days\" string=\"false\">7</｜DSML｜parameter>\n\
+         <｜DSML｜parameter name=\"unit\" string=\"true\">C</｜DSML｜parameter>\n</｜DSML｜invoke>",
+        "<｜DSML｜invoke name=\"rain\">\n\
+         <｜DSML｜parameter name=\"any\" string=\"true\">x</｜DSML｜parameter>\n\
+         </｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    (
+        CallStyle::NamedFunctions,
+        "<function name=\"sun\"><param name=\"city\">A </b>\nB</param>\
+         <param name=\"days\">7</param><param name=\"unit\">C</param></function>",
+        "<function name=\"rain\"><param name=\"any\">x</param></function>",
+    ),
+    (
+        CallStyle::Recipients,
+        "sun\n{\"city\": \"A </b>\\nB\", \"days\": 7, \"unit\": \"C\"}",
+        ">>>rain\n{\"any\": \"x\"}",
+    ),
+];
+
+/// Whatever the choice, arguments of strict tools are exact, and what is written is read back as
+/// calls with nothing left over.
+#[test]
+fn calls_of_elements_are_exact_and_read_back() {
+    let factory = made_factory();
+    for (style, sun, rain) in WRITTEN {
+        let calls = [*sun, "\n", *rain].concat();
+        let calls = if *style == CallStyle::Recipients { [*sun, *rain].concat() } else { calls };
+        let wrong = [
+            (calls.replace('7', "0"), '0'),
+            (calls.replace(">C<", ">X<").replace("\nC\n", "\nX\n").replace("\"C\"", "\"X\""), 'X'),
+            (calls.replace("A </b>", "A </b> and t!"), '!'),
+        ];
+        let auto = weather_tools(ToolChoice::Auto);
+        assert_eq!(take(&mut strict_form_of(&auto, *style), &calls), None, "{style:?}");
+        for (wrong, at) in &wrong {
+            let stopped = take(&mut strict_form_of(&auto, *style), wrong);
+            assert_eq!(stopped, wrong.find(*at), "{style:?} {wrong}");
+        }
+        let required = weather_tools(ToolChoice::Required);
+        let grammar = Grammar::of_calls(&required, *style, &controls()).unwrap();
+        let matcher = compile(&factory, &grammar).unwrap();
+        assert!(accepts(&matcher, &calls), "{style:?} {:?}", follow(&matcher, &calls));
+        assert!(!accepts(&matcher, "Certainly!"));
+        for (wrong, at) in &wrong {
+            assert_eq!(follow(&matcher, wrong).0, wrong.find(*at).unwrap(), "{style:?} {wrong}");
+        }
+        let named = weather_tools(ToolChoice::Named("rain".to_owned()));
+        let grammar = Grammar::of_calls(&named, *style, &controls()).unwrap();
+        let matcher = compile(&factory, &grammar).unwrap();
+        assert!(!accepts(&matcher, &calls), "{style:?}");
+
+        let read = expect![[r#"
+            [CallStart { call: 0, name: "sun" }, CallArguments { call: 0, text: "{\"city\": \"A </b>\\nB\", \"days\": 7, \"unit\": \"C\"}" }, CallStart { call: 1, name: "rain" }, CallArguments { call: 1, text: "{\"any\": \"x\"}" }]"#]];
+        for tools in [&auto, &required] {
+            read.assert_eq(&format!("{:?}", contents(tools, *style, &calls)));
+        }
+    }
+}
+
+/// In every other style a call that must be made is an object, which is read as it comes.
+#[test]
+fn required_calls_are_forced_and_read_in_every_style() {
+    let factory = made_factory();
+    let required = weather_tools(ToolChoice::Required);
+    let arguments = r#"{"city": "Oslo", "days": 7}"#;
+    let mut styles = 0;
+    for style in CallStyle::ALL.into_iter().filter(|style| !style.is_forced_as_written()) {
+        let grammar = Grammar::of_calls(&required, style, &controls()).unwrap();
+        let matcher = compile(&factory, &grammar).unwrap();
+        let (before, after) = style.around_arguments("sun");
+        let call = [before.as_str(), arguments, after].concat();
+        assert!(accepts(&matcher, &call), "{style:?} {call}");
+        assert!(!accepts(&matcher, &call.replace('7', "0")), "{style:?}");
+        assert!(!accepts(&matcher, "Certainly!"), "{style:?}");
+        let read = contents(&required, style, &call);
+        let text: String = read
+            .iter()
+            .map(|content| match content {
+                Content::CallStart { name, .. } => format!("{name} "),
+                Content::CallArguments { text, .. } => text.clone(),
+                Content::Text(text) | Content::Reasoning(text) => panic!("{style:?}: {text}"),
+            })
+            .collect();
+        assert_eq!(text, format!("sun {arguments}"), "{style:?}");
+        styles += 1;
+    }
+    assert_eq!(styles + WRITTEN.len() + 1, CallStyle::ALL.len(), "ToldCalls differ in their tags");
+}
+
+/// Tags may be control tokens, which end a text that is as long as it may be or shorter.
+#[test]
+fn elements_may_be_written_with_control_tokens() {
+    let (auto, controls) = (weather_tools(ToolChoice::Auto), all_controls());
+    let taken = |city: &str| {
+        let call = format!(
+            "<tool_call>sun\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n\
+             <arg_key>days</arg_key><arg_value>7</arg_value></tool_call>"
+        );
+        let mut form = strict_form_with(&auto, CallStyle::Pairs, &controls);
+        take_with(&mut form, &call, &controls).map(|at| call[at..].chars().next())
+    };
+    assert_eq!(taken("Oslo <b>"), None);
+    assert_eq!(taken(""), None);
+    assert_eq!(taken("twelve bytes!"), Some(Some('!')));
+}
+
+/// An answer to people has no recipient in its text.
+#[test]
+fn what_is_for_everybody_is_text() {
+    let auto = weather_tools(ToolChoice::Auto);
+    let answer = "all\nIt is >> sunny.\n>>>rain\n{}";
+    assert_eq!(take(&mut strict_form_of(&auto, CallStyle::Recipients), answer), None);
+    expect![[r#"
+        [Text("It is >> sunny.\n"), CallStart { call: 0, name: "rain" }, CallArguments { call: 0, text: "{}" }]"#]]
+    .assert_eq(&format!("{:?}", contents(&auto, CallStyle::Recipients, answer)));
+    // Only tools and everybody can be addressed.
+    assert_eq!(take(&mut strict_form_of(&auto, CallStyle::Recipients), "snow\n{}"), Some(1));
+}
+
+/// A schema that says more of a text than its length is forced as JSON, which is read back.
+#[test]
+fn texts_of_a_pattern_are_quoted() {
+    let schema = r#"{
+        "properties": {"id": {"type": "string", "pattern": "^[0-9]+$"}},
+        "required": ["id"]
+    }"#;
+    let tools = ToolUse {
+        tools: vec![ToolDefinition { strict: true, ..tool("sun", schema) }],
+        choice: ToolChoice::Auto,
+        parallel: true,
+    };
+    let call = |value: &str| {
+        format!("<tool_call>sun<arg_key>id</arg_key><arg_value>{value}</arg_value></tool_call>")
+    };
+    assert_eq!(take(&mut strict_form_of(&tools, CallStyle::Pairs), &call("\"12\"")), None);
+    assert!(take(&mut strict_form_of(&tools, CallStyle::Pairs), &call("12")).is_some());
+    for value in ["\"12\"", "12"] {
+        let read = contents(&tools, CallStyle::Pairs, &call(value));
+        assert!(format!("{read:?}").contains(r#"{\"id\": \"12\"}"#), "{read:?}");
+    }
+}
+
+#[test]
+fn arguments_that_cannot_be_elements_are_refused() {
+    let refusal = |schema: &str| {
+        let tools = ToolUse {
+            tools: vec![tool("sun", schema)],
+            choice: ToolChoice::Required,
+            parallel: true,
+        };
+        match Grammar::of_calls(&tools, CallStyle::Pairs, &controls()) {
+            Ok(_) => "accepted".to_owned(),
+            Err(refusal) => refusal.to_string(),
+        }
+    };
+    expect!["schema at /0/function/parameters/minProperties: cannot be forced of arguments that the model writes one by one"]
+        .assert_eq(&refusal(r#"{"minProperties": 1}"#));
+    expect!["schema at /0/function/parameters/properties/a<b: is no name that the model can write"]
+        .assert_eq(&refusal(r#"{"properties": {"a<b": {}}}"#));
+    expect!["schema at /0/function/parameters/properties/a: a reference to all arguments cannot be followed from one"]
+        .assert_eq(&refusal(r##"{"properties": {"a": {"items": {"$ref": "#"}}}}"##));
+}
+
 #[test]
 fn what_begins_like_a_call_and_is_none_stays_free() {
     for text in [
@@ -381,7 +644,7 @@ fn an_opening_is_a_token_or_bytes() {
     let grammar =
         Grammar::of_strict_calls(&tools, CallStyle::Tagged, &controls()).unwrap().unwrap();
     let matcher = std::sync::Arc::new(compile(&made_factory(), &grammar).unwrap());
-    let opening = Opening { text: "<tool_call>", token: Some(END as i32 + 5) };
+    let opening = Opening::new("<tool_call>", Some(END as i32 + 5));
     let tokens = END as usize + 1 + LONGER.len() + CONTROLS.len();
     let mut form = FormMatcher::new(matcher, tokens, Trigger::Opening(opening));
     form.accept(END as i32 + 5).unwrap();
