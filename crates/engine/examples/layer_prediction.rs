@@ -104,6 +104,7 @@ impl Whole {
             batch_rows_max: 512,
             cache: CacheElement::F16,
             threads,
+            batch_threads: None,
             layout: LayoutChoice::Measured,
             placement: Residency::Ram.into(),
         };

@@ -24,14 +24,20 @@ pub enum CacheElement {
     F16,
     /// 8-bit blocks: about half the memory, slightly different logits.
     Q8_0,
+    /// Keys as 16-bit floats, values in 8-bit blocks.
+    F16Q8_0,
+    /// Keys in 8-bit blocks, values as 16-bit floats.
+    Q8_0F16,
 }
 
 impl CacheElement {
-    /// ggml's type.
-    pub fn element(self) -> ElementType {
+    /// ggml's types of keys and of values.
+    pub fn elements(self) -> [ElementType; 2] {
         match self {
-            Self::F16 => ElementType::F16,
-            Self::Q8_0 => ElementType::Q8_0,
+            Self::F16 => [ElementType::F16; 2],
+            Self::Q8_0 => [ElementType::Q8_0; 2],
+            Self::F16Q8_0 => [ElementType::F16, ElementType::Q8_0],
+            Self::Q8_0F16 => [ElementType::Q8_0, ElementType::F16],
         }
     }
 }
@@ -398,10 +404,14 @@ fn specs(
     cells: usize,
 ) -> [TensorSpec; 2] {
     let layer = &hyper.layers[layer];
-    let spec = |name: &str, row: u64| TensorSpec {
+    let [of_keys, of_values] = shape.element.elements();
+    let spec = |name: &str, element: ElementType, row: u64| TensorSpec {
         name: name.to_owned(),
-        element: shape.element.element(),
+        element,
         shape: [row, (cells * shape.slots) as u64, 1, 1],
     };
-    [spec("keys", hyper.key_row_elements(layer)), spec("values", hyper.value_row_elements(layer))]
+    [
+        spec("keys", of_keys, hyper.key_row_elements(layer)),
+        spec("values", of_values, hyper.value_row_elements(layer)),
+    ]
 }

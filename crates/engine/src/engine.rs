@@ -44,6 +44,8 @@ pub struct EngineOptions {
     pub cache: CacheElement,
     /// Compute threads.
     pub threads: ThreadPoolOptions,
+    /// Threads for steps of several rows, if not as many as for a single one.
+    pub batch_threads: Option<usize>,
     /// How weight matrices are laid out.
     pub layout: LayoutChoice,
     /// Where weights are kept.
@@ -289,7 +291,21 @@ pub struct Engine {
     pub(crate) layouts: Layouts,
     pub(crate) cache: Cache,
     pub(crate) batch_rows_max: usize,
+    threads: StepThreads,
     scratch: Scratch,
+}
+
+/// Threads that compute a step.
+#[derive(Clone, Copy, Debug)]
+struct StepThreads {
+    single: usize,
+    several: usize,
+}
+
+impl StepThreads {
+    fn of(self, rows: usize) -> usize {
+        if rows > 1 { self.several } else { self.single }
+    }
 }
 
 /// Buffers that steps reuse, so that none is allocated per token.
@@ -338,6 +354,10 @@ impl Engine {
             layouts,
             cache,
             batch_rows_max: options.batch_rows_max,
+            threads: StepThreads {
+                single: options.threads.threads,
+                several: options.batch_threads.unwrap_or(options.threads.threads),
+            },
             scratch: Scratch::default(),
         };
         engine.follow_experts();
@@ -433,6 +453,8 @@ impl Engine {
             let (rows, most) = (step.rows.len(), self.batch_rows_max);
             return Err(RowsError::TooMany { rows, most }.into());
         }
+        let threads = self.threads.of(step.rows.len());
+        self.workers.processor.backend.use_threads(threads);
         let mut scratch = std::mem::take(&mut self.scratch);
         let done = rows::into_runs(step.rows, shape.slots, shape.context_tokens, &mut scratch.runs)
             .and_then(|()| self.cache.check(step.layers.clone(), &scratch.runs))
@@ -740,6 +762,7 @@ fn check_options(hyper: &HyperParameters, options: &EngineOptions) -> Result<(),
         ("the context", options.context_tokens),
         ("the batch size", options.batch_rows_max),
         ("the number of threads", options.threads.threads),
+        ("the number of threads for prompts", options.batch_threads.unwrap_or(1)),
     ] {
         if value == 0 {
             return Err(LoadError::Zero { what });
@@ -750,8 +773,9 @@ fn check_options(hyper: &HyperParameters, options: &EngineOptions) -> Result<(),
         return Err(LoadError::Context { asked, trained });
     }
     let element = options.cache;
-    for head_elements in [hyper.key_length, hyper.value_length] {
-        if element.element().row_bytes(head_elements).is_none() {
+    let heads = [hyper.key_length, hyper.value_length];
+    for (stored, head_elements) in element.elements().into_iter().zip(heads) {
+        if stored.row_bytes(head_elements).is_none() {
             return Err(LoadError::CacheElement { element, head_elements });
         }
     }

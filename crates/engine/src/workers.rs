@@ -63,9 +63,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn start(device: Device, threads: ThreadPoolOptions) -> Result<Self, LoadError> {
+    fn start(device: Device, options: &EngineOptions) -> Result<Self, LoadError> {
         let backend = match device.kind() {
-            DeviceKind::Cpu => Backend::cpu(ThreadPool::new(threads)),
+            DeviceKind::Cpu => {
+                let threads = options.threads.threads.max(options.batch_threads.unwrap_or(0));
+                Backend::cpu(ThreadPool::new(ThreadPoolOptions { threads, ..options.threads }))
+            }
             _ => Backend::start(device)?,
         };
         Ok(Self { memory: ComputeBuffer::new(&backend), backend })
@@ -88,7 +91,7 @@ impl Workers {
         directory: &ModelDirectory,
         options: &EngineOptions,
     ) -> Result<Self, LoadError> {
-        let processor = Worker::start(Device::cpu(), options.threads)?;
+        let processor = Worker::start(Device::cpu(), options)?;
         let (layers, placement) = (&options.layers, &options.placement);
         if !placement.uses_gpus() {
             let sites = Sites::processor(layers);
@@ -110,7 +113,7 @@ impl Workers {
         let Chooser { devices, memories, declined, .. } = chooser;
         let gpus = memories
             .keys()
-            .map(|gpu| Ok((*gpu, Worker::start(devices[*gpu], options.threads)?)))
+            .map(|gpu| Ok((*gpu, Worker::start(devices[*gpu], options)?)))
             .collect::<Result<_, LoadError>>()?;
         let sites = Sites::new(layers, layer_sites, head, memories);
         Ok(Self { processor, gpus, sites, declined })

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{BATCH_ROWS, Cut, Fixture, ours_greedy, run_cut};
+use common::{BATCH_ROWS, Cut, Fixture, eight_slots, ours_greedy, run_cut};
 use motley_engine::{
     CacheElement, Engine, Entering, ExpertFigures, ExpertShape, FileType, LayoutChoice, LoadError,
     ModelRecipe, Placement, ReadError, Residency, Row, Step, StepError, StreamOptions, Wanted,
@@ -77,18 +77,7 @@ fn within_any_memory_logits_are_those_of_the_mapped_model_and_only_misses_are_re
 #[test]
 fn many_slots_and_chunks_bring_the_experts_of_all_rows() {
     let Some((_folder, fixture)) = Fixture::made(&recipe()) else { return };
-    let run = |placement: Placement| {
-        let mut engine = Engine::load(&fixture.model, &fixture.options(8, placement)).unwrap();
-        let mut products = Vec::new();
-        for step in 0..5 {
-            let mut rows: Vec<Row> = (0..7).map(|slot| Row { slot, position: step }).collect();
-            rows.extend((0..9).map(|index| Row { slot: 7, position: step * 9 + index }));
-            let tokens: Vec<Token> = (0..16).map(|row| 5 + row * 3).collect();
-            let wanted: Vec<usize> = (0..8).collect();
-            products.push(run_cut(&mut engine, &Cut::whole(LAYERS), &rows, &tokens, &wanted));
-        }
-        products
-    };
+    let run = |placement: Placement| eight_slots(&fixture, placement);
     let expected = run(Residency::Mapped.into());
     let cached = StreamOptions { direct: false, read_bytes: 8192, ..StreamOptions::default() };
     assert!(run(Stream.into()) == expected);

@@ -18,6 +18,7 @@ fn engine(fixture: &Fixture, layout: LayoutChoice, residency: Residency) -> Engi
         batch_rows_max: BATCH_ROWS,
         cache: CacheElement::F16,
         threads: THREADS,
+        batch_threads: None,
         layout,
         placement: residency.into(),
     };

@@ -1,14 +1,20 @@
 //! Many slots in one batch, caches that move, steps back, and refusals.
-#![expect(clippy::print_stdout, reason = "a test tells how close it came")]
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a test tells how close it came, and starts itself again with a variable"
+)]
 
 mod common;
+
+use std::process::Command;
 
 use common::{
     BATCH_ROWS, CONTEXT_TOKENS, Cut, Fixture, Greedy, THREADS, greedy, ours_greedy, run_cut,
 };
 use motley_engine::{
-    CacheElement, CacheError, Engine, EngineOptions, Entering, LayoutChoice, LoadError, Residency,
-    Row, RowsError, Step, StepError, Wanted,
+    CacheElement, CacheError, Engine, EngineOptions, Entering, FileType, LayoutChoice, LoadError,
+    Residency, Row, RowsError, Step, StepError, Wanted, small_model,
 };
 use motley_ggml::{ReferenceModel, ReferenceRow, Token};
 
@@ -69,13 +75,23 @@ fn differing(alone: &[Greedy], together: &[Vec<Vec<f32>>]) -> usize {
     steps.filter(|(token, logits)| greedy(logits) != **token).count()
 }
 
-/// llama.cpp's logits for the same batches, fed its own answers.
+/// How many of llama.cpp's tokens differ in the same batches, fed its own answers.
 fn reference_differing(fixture: &Fixture, prompts: &[Vec<Token>], count: usize) -> usize {
     let alone: Vec<Greedy> =
         prompts.iter().map(|prompt| fixture.reference_greedy(prompt, count, true)).collect();
-    let model = ReferenceModel::load(fixture.model.path(), true).unwrap();
+    differing(&alone, &reference_together(fixture, prompts, &alone, true))
+}
+
+/// llama.cpp's logits for batches of all slots, fed the tokens of `answers`.
+fn reference_together(
+    fixture: &Fixture,
+    prompts: &[Vec<Token>],
+    answers: &[Greedy],
+    repack: bool,
+) -> Vec<Vec<Vec<f32>>> {
+    let model = ReferenceModel::load(fixture.model.path(), repack).unwrap();
     let mut context = fixture.reference_context(&model, prompts.len());
-    let batches = together(prompts, &alone, |rows, tokens, wanted| {
+    together(prompts, answers, |rows, tokens, wanted| {
         let rows: Vec<ReferenceRow> = rows
             .iter()
             .zip(tokens)
@@ -89,8 +105,7 @@ fn reference_differing(fixture: &Fixture, prompts: &[Vec<Token>], count: usize) 
             .collect();
         context.decode(&rows).unwrap();
         wanted.iter().map(|index| context.logits(*index).to_vec()).collect()
-    });
-    differing(&alone, &batches)
+    })
 }
 
 /// Every slot's answer beside others is its answer alone. Kernels for several rows add up in
@@ -130,6 +145,34 @@ fn eight_slots_of_smollm2_answer_as_each_does_alone() {
 #[test]
 fn eight_slots_of_gemma3_answer_as_each_does_alone() {
     check_slots(GEMMA3, false);
+}
+
+/// A model with experts, of which each row chooses its own, made for the test: every slot beside
+/// others gives llama.cpp's tokens, both those it gives alone and those of the same batches.
+#[test]
+fn eight_slots_of_a_model_with_experts_answer_as_in_llama_cpp() {
+    const COUNT: usize = 24;
+    let mut recipe = small_model("qwen3moe", FileType::Q8_0);
+    recipe.shape.vocabulary_size = Some(2048);
+    let Some((_folder, fixture)) = Fixture::made(&recipe) else { return };
+    let prompts: Vec<Vec<Token>> = (1..=8)
+        .map(|slot: i32| (0..3 * slot).map(|index| (index * 37 + slot * 11) % 2000).collect())
+        .collect();
+    let alone: Vec<Greedy> =
+        prompts.iter().map(|prompt| fixture.reference_greedy(prompt, COUNT, false)).collect();
+    let theirs = reference_together(&fixture, &prompts, &alone, false);
+    let mut engine = fixture.engine(prompts.len(), LayoutChoice::Plain, CacheElement::F16);
+    let whole = Cut::whole(fixture.layers());
+    let width = engine.hyper().vocabulary_size;
+    let ours = together(&prompts, &alone, |rows, tokens, wanted| {
+        let logits = run_cut(&mut engine, &whole, rows, tokens, wanted);
+        logits.chunks(width).map(<[f32]>::to_vec).collect()
+    });
+    let pairs = ours.iter().flatten().flatten().zip(theirs.iter().flatten().flatten());
+    let farthest = pairs.map(|(ours, theirs)| (ours - theirs).abs()).fold(0.0, f32::max);
+    println!("largest difference of logits {farthest}");
+    assert_eq!(differing(&alone, &theirs), 0);
+    assert_eq!(differing(&alone, &ours), 0);
 }
 
 /// A prompt longer than window and batch together makes the sliding layers wrap around.
@@ -218,6 +261,7 @@ fn part(fixture: &Fixture, layers: std::ops::Range<usize>) -> Engine {
             batch_rows_max: BATCH_ROWS,
             cache: CacheElement::F16,
             threads: THREADS,
+            batch_threads: None,
             layout: LayoutChoice::Plain,
             placement: Residency::Mapped.into(),
         },
@@ -240,6 +284,38 @@ fn an_eight_bit_cache_halves_the_memory_and_keeps_the_logits_near() {
         full.logits[0].iter().zip(&small.logits[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     println!("largest difference of logits {difference}");
     assert!(difference > 0.0 && difference < 1.0);
+}
+
+/// Keys and values in types of their own, computed by other threads for prompts: as in llama.cpp,
+/// once it leaves out the rotation that it puts before blocks of 8 bits. Only a variable says so,
+/// which another process gets.
+#[test]
+fn every_type_of_cache_gives_the_tokens_of_llama_cpp() {
+    const UNROTATED: &str = "LLAMA_ATTN_ROT_DISABLE";
+    let Some(fixture) = Fixture::open(SMOLLM2) else { return };
+    if std::env::var_os(UNROTATED).is_none() {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "every_type_of_cache_gives_the_tokens_of_llama_cpp"]);
+        assert!(again.env(UNROTATED, "1").status().unwrap().success());
+        return;
+    }
+    let prompt = fixture.tokens("The bridge was built in the year");
+    let whole = Cut::whole(fixture.layers());
+    let model = ReferenceModel::load(fixture.model.path(), false).unwrap();
+    for cache in
+        [CacheElement::F16, CacheElement::Q8_0, CacheElement::F16Q8_0, CacheElement::Q8_0F16]
+    {
+        let mut context = fixture.reference_context_with(&model, 1, cache);
+        let theirs = common::greedy_of(&mut context, &prompt, 32);
+        let options = EngineOptions {
+            cache,
+            batch_threads: Some(2),
+            ..fixture.options(1, Residency::Mapped)
+        };
+        let mut engine = Engine::load(&fixture.model, &options).unwrap();
+        let ours = ours_greedy(&mut engine, &whole, &prompt, 32);
+        assert_eq!(ours.tokens, theirs.tokens, "{cache:?}");
+    }
 }
 
 #[test]
@@ -344,6 +420,7 @@ fn options_that_do_not_fit_the_model_are_refused() {
         batch_rows_max: 8,
         cache: CacheElement::F16,
         threads: THREADS,
+        batch_threads: None,
         layout: LayoutChoice::Plain,
         placement: Residency::Mapped.into(),
     };

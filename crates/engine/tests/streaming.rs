@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{BATCH_ROWS, Cut, Fixture, Greedy, ours_greedy, run_cut};
+use common::{BATCH_ROWS, Cut, Fixture, Greedy, eight_slots, ours_greedy, run_cut};
 use motley_engine::{
     CacheElement, Engine, EngineOptions, Entering, FileType, LayerSet, LayoutChoice, LoadError,
     ModelRecipe, Placement, ReadError, Residency, ResidencyError, Row, Step, StepError,
@@ -98,19 +98,7 @@ fn a_real_model_streamed_within_any_budget_gives_the_logits_of_the_mapped_one() 
 #[test]
 fn many_slots_and_chunks_in_one_batch_stream_too() {
     let Some((_folder, fixture)) = Fixture::made(&recipe("llama")) else { return };
-    let run = |placement: Placement| {
-        let mut engine = Engine::load(&fixture.model, &fixture.options(8, placement)).unwrap();
-        let mut products = Vec::new();
-        for step in 0..5 {
-            // Slot 7 takes a chunk of a prompt while the others go on by one token.
-            let mut rows: Vec<Row> = (0..7).map(|slot| Row { slot, position: step }).collect();
-            rows.extend((0..9).map(|index| Row { slot: 7, position: step * 9 + index }));
-            let tokens: Vec<Token> = (0..16).map(|row| 5 + row * 3).collect();
-            let wanted: Vec<usize> = (0..8).collect();
-            products.push(run_cut(&mut engine, &Cut::whole(LAYERS), &rows, &tokens, &wanted));
-        }
-        products
-    };
+    let run = |placement: Placement| eight_slots(&fixture, placement);
     let expected = run(Mapped.into());
     for placement in placements() {
         assert!(run(placement.clone()) == expected, "{placement:?}");

@@ -36,6 +36,7 @@ fn engine(fixture: &Fixture, layers: LayerSet, ends: bool) -> Engine {
         batch_rows_max: BATCH_ROWS,
         cache: CacheElement::F16,
         threads: THREADS,
+        batch_threads: None,
         layout: LayoutChoice::Plain,
         placement: Residency::Mapped.into(),
     };

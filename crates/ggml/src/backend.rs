@@ -323,6 +323,18 @@ impl Backend {
         self.pool.as_ref().map(ThreadPool::threads)
     }
 
+    /// Lets only so many threads of the pool compute from now on.
+    ///
+    /// # Panics
+    /// When the device has no pool, or one of fewer threads.
+    pub fn use_threads(&mut self, threads: usize) {
+        let all = self.threads().expect("only the processor has threads");
+        assert!((1..=all).contains(&threads), "{threads} of {all} threads");
+        let threads = i32::try_from(threads).expect("at most 512");
+        // SAFETY: the handle is live and of the CPU back-end; the pool has so many threads.
+        unsafe { sys::ggml_backend_cpu_set_n_threads(self.raw.as_ptr(), threads) }
+    }
+
     /// Runs `graph` to its end.
     ///
     /// # Errors

@@ -104,10 +104,12 @@ pub struct ReferenceOptions {
     pub sequences: u32,
     /// Rows in one batch at most.
     pub batch_rows: u32,
-    /// Type of cached keys and values.
-    pub cache_element: ElementType,
+    /// Types of cached keys and of cached values.
+    pub cache_elements: [ElementType; 2],
     /// Compute threads; the pool stays alive between batches.
     pub threads: ThreadPoolOptions,
+    /// Threads for batches of several rows, if not as many.
+    pub batch_threads: Option<usize>,
 }
 
 /// One row of a reference batch.
@@ -143,8 +145,13 @@ impl<'m> ReferenceContext<'m> {
         options: ReferenceOptions,
     ) -> Result<Self, ReferenceError> {
         log::take_last_error();
-        let pool = ThreadPool::new(options.threads);
-        let threads = i32::try_from(options.threads.threads).expect("at most 512");
+        let count = |threads: usize| i32::try_from(threads).expect("at most 512");
+        let (single, several) = {
+            let single = options.threads.threads;
+            (single, options.batch_threads.unwrap_or(single))
+        };
+        let most = ThreadPoolOptions { threads: single.max(several), ..options.threads };
+        let pool = ThreadPool::new(most);
         let rows = i32::try_from(options.batch_rows).expect("batches are small");
         // SAFETY: the model is live; the parameters are defaults with sizes set. The pool is
         // dropped after the context.
@@ -154,11 +161,12 @@ impl<'m> ReferenceContext<'m> {
             parameters.n_batch = options.batch_rows;
             parameters.n_ubatch = options.batch_rows;
             parameters.n_seq_max = options.sequences;
-            parameters.n_threads = threads;
-            parameters.n_threads_batch = threads;
+            parameters.n_threads = count(single);
+            parameters.n_threads_batch = count(several);
             parameters.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_ENABLED;
-            parameters.type_k = options.cache_element.raw();
-            parameters.type_v = options.cache_element.raw();
+            let [keys, values] = options.cache_elements;
+            parameters.type_k = keys.raw();
+            parameters.type_v = values.raw();
             sys::llama_init_from_model(model.raw.as_ptr(), parameters)
         };
         let raw = NonNull::new(raw)

@@ -13,8 +13,8 @@ pub struct CacheQuery {
     pub slots: u64,
     /// Tokens computed at once, by which a sliding window's cache must be longer than the window.
     pub micro_batch_tokens: u64,
-    /// The type of cached keys and values.
-    pub cache_type: TensorType,
+    /// The types of cached keys and of cached values.
+    pub cache_types: [TensorType; 2],
 }
 
 /// Memory that a use of a model takes beside the buffers of its computation.
@@ -115,7 +115,7 @@ impl ModelDirectory {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::PartialBlock`] if they do not fill whole blocks of the type.
+    /// [`MemoryError::PartialBlock`] if they do not fill whole blocks of their types.
     ///
     /// # Panics
     ///
@@ -123,14 +123,15 @@ impl ModelDirectory {
     pub fn cache_bytes_per_token(
         &self,
         layer: usize,
-        cache_type: TensorType,
+        [of_keys, of_values]: [TensorType; 2],
     ) -> Result<u64, MemoryError> {
         let shape = &self.hyper.layers[layer];
-        let row = |elements: u64| {
+        let row = |cache_type: TensorType, elements: u64| {
             let partial = MemoryError::PartialBlock { layer, elements, cache_type };
             cache_type.row_bytes(elements).ok_or(partial)
         };
-        Ok(row(self.hyper.key_row_elements(shape))? + row(self.hyper.value_row_elements(shape))?)
+        let keys = row(of_keys, self.hyper.key_row_elements(shape))?;
+        Ok(keys + row(of_values, self.hyper.value_row_elements(shape))?)
     }
 
     /// Memory for the weights and for the keys and values of all slots. Layers with a sliding
@@ -143,7 +144,7 @@ impl ModelDirectory {
         let overflow =
             MemoryError::Overflow { slots: query.slots, context_tokens: query.context_tokens };
         let cache_of = |(layer, shape): (usize, &LayerShape)| {
-            let per_token = self.cache_bytes_per_token(layer, query.cache_type)?;
+            let per_token = self.cache_bytes_per_token(layer, query.cache_types)?;
             cached_tokens(shape, query)
                 .checked_mul(query.slots)
                 .and_then(|tokens| tokens.checked_mul(per_token))

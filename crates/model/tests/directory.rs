@@ -213,7 +213,7 @@ fn an_untied_head_is_counted_apart() {
         context_tokens: 512,
         slots: 1,
         micro_batch_tokens: 64,
-        cache_type: TensorType::F16,
+        cache_types: [TensorType::F16; 2],
     };
     let needed = model.memory_needed(&query).expect("a small model");
     assert_eq!(needed.head_bytes, model.head_bytes());
@@ -226,7 +226,7 @@ fn layers_with_a_window_cache_it_and_one_micro_batch() {
         context_tokens: 512,
         slots: 3,
         micro_batch_tokens: 64,
-        cache_type: TensorType::F16,
+        cache_types: [TensorType::F16; 2],
     };
     let needed = model.memory_needed(&query).expect("a small model");
     let per_token = 2 * KV_HEADS * HEAD * 2;
@@ -238,17 +238,17 @@ fn layers_with_a_window_cache_it_and_one_micro_batch() {
         needed.layer_weights_bytes.iter().sum::<u64>() + needed.embedding_bytes + needed.head_bytes;
     assert_eq!(needed.weights_bytes, parts);
 
-    query.cache_type = TensorType::Q8_0;
+    query.cache_types = [TensorType::Q8_0; 2];
     let needed = model.memory_needed(&query).expect("rows of one block");
     assert_eq!(needed.layer_cache_bytes[5], 512 * 3 * 2 * 34);
     query.context_tokens = 50;
     let needed = model.memory_needed(&query).expect("less than a window");
     assert_eq!(needed.layer_cache_bytes[0], needed.layer_cache_bytes[5]);
 
-    query.cache_type = TensorType::Q4_K;
+    query.cache_types = [TensorType::Q4_K; 2];
     let error = model.memory_needed(&query).expect_err("blocks of 256");
     expect!["keys and values cannot be cached as Q4_K: the 32 elements of one token in layer 0 are no multiple of 256"].assert_eq(&error.to_string());
-    query = CacheQuery { slots: u64::MAX, cache_type: TensorType::F16, ..query };
+    query = CacheQuery { slots: u64::MAX, cache_types: [TensorType::F16; 2], ..query };
     let error = model.memory_needed(&query).expect_err("too many");
     expect!["18446744073709551615 slots of 50 tokens need more memory than can be counted"]
         .assert_eq(&error.to_string());

@@ -51,7 +51,7 @@ fn summary(model: &ModelDirectory) -> String {
         context_tokens: 4096,
         slots: 2,
         micro_batch_tokens: 512,
-        cache_type: TensorType::F16,
+        cache_types: [TensorType::F16; 2],
     };
     let needed = model.memory_needed(&query).expect("a real size");
     let full = layers.iter().filter(|layer| layer.window_tokens.is_none()).count();

@@ -2,6 +2,7 @@
 //! decided by each command.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -11,6 +12,17 @@ use crate::{
     bench, completions, config, doctor, init, join, key, list, load, make_model, nodes, plan,
     profile, ps, pull, rm, run, serve, short_options, show, status, stop, token, tokenize, version,
 };
+
+/// Options of commands about lists in the state folder, and of all their words.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListOptions {
+    /// Folder of keys and lists [default: motley in the user's state folder]
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) state: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
 
 /// Printed when nothing is asked.
 pub(crate) const WELCOME: &str = "\

@@ -1,6 +1,6 @@
 //! `motley key`: keys for the API, of which only a digest is kept.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Subcommand, ValueEnum};
@@ -9,6 +9,7 @@ use motley_gateway::{KeyDigest, Scope};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::arguments::ListOptions;
 use crate::failure::{Failure, Kind};
 use crate::identity::{StateFolder, random_bytes};
 use crate::terminal::{self, Table};
@@ -29,12 +30,8 @@ const NAME_CHARACTERS_MAX: usize = 64;
 pub(crate) struct Arguments {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Folder of keys and lists [default: motley in the user's state folder]
-    #[arg(long, value_name = "DIR", global = true)]
-    state: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    options: ListOptions,
 }
 
 /// What is to be done with keys; without a word they are listed.
@@ -97,10 +94,10 @@ pub(crate) fn kept(state: &Path) -> Result<Vec<(KeyDigest, Scope)>, Failure> {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
-    let folder = StateFolder::open(&StateFolder::locate(arguments.state.clone())?)?;
+    let folder = StateFolder::open(&StateFolder::locate(arguments.options.state.clone())?)?;
     match &arguments.action {
-        None | Some(Action::Ls) => list(&folder, arguments.json),
-        Some(Action::New(new)) => create(&folder, new, arguments.json),
+        None | Some(Action::Ls) => list(&folder, arguments.options.json),
+        Some(Action::New(new)) => create(&folder, new, arguments.options.json),
         Some(Action::Rm(remove)) => forget(&folder, remove),
     }
 }

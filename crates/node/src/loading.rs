@@ -29,6 +29,8 @@ pub(crate) struct EngineWish {
     pub(crate) batch_rows: usize,
     pub(crate) cache: CacheElement,
     pub(crate) threads: usize,
+    /// Threads for prompts, if not the same.
+    pub(crate) batch_threads: Option<usize>,
     pub(crate) layout: LayoutChoice,
     pub(crate) weights: WeightsPlace,
     /// Memory that may be used; nothing for what the system has.
@@ -69,12 +71,24 @@ impl EngineWish {
             batch_rows: rows,
             cache: CacheElement::F16,
             threads,
+            batch_threads: None,
             layout: LayoutChoice::Measured,
             weights: WeightsPlace::Auto,
             memory_budget_bytes: None,
             gpu: GpuWish::default(),
             serves: false,
         })
+    }
+}
+
+impl EngineWish {
+    /// The same with so many threads for prompts.
+    ///
+    /// # Errors
+    /// When the number is out of its range.
+    pub(crate) fn with_batch_threads(self, threads: Option<usize>) -> Result<Self, Failure> {
+        in_range("--threads-batch", threads.unwrap_or(1), ThreadPool::THREADS_MAX)?;
+        Ok(Self { batch_threads: threads, ..self })
     }
 }
 
@@ -164,6 +178,7 @@ pub(crate) fn engine_options(
         batch_rows_max: wish.batch_rows,
         cache: wish.cache,
         threads: ThreadPoolOptions { threads, poll_percent: POLL_PERCENT, pinned: false },
+        batch_threads: wish.batch_threads,
         layout: wish.layout,
         placement: wish.weights.residency().into(),
     })

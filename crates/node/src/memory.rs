@@ -92,7 +92,7 @@ pub(crate) fn needed(
         context_tokens: context_tokens.next_multiple_of(CONTEXT_STEP),
         slots: usage.slots,
         micro_batch_tokens: usage.batch_rows,
-        cache_type: cache_type(usage.cache),
+        cache_types: cache_types(usage.cache),
     };
     let model = directory.memory_needed(&query).context("cannot tell the memory needed")?;
     let compute_bytes = compute_bytes(directory, usage, context_tokens);
@@ -221,9 +221,11 @@ fn compute_bytes(directory: &ModelDirectory, usage: &Usage, context_tokens: u64)
         .saturating_add(logits.saturating_mul(FLOAT_BYTES * 2))
 }
 
-fn cache_type(cache: CacheElement) -> TensorType {
+fn cache_types(cache: CacheElement) -> [TensorType; 2] {
     match cache {
-        CacheElement::F16 => TensorType::F16,
-        CacheElement::Q8_0 => TensorType::Q8_0,
+        CacheElement::F16 => [TensorType::F16; 2],
+        CacheElement::Q8_0 => [TensorType::Q8_0; 2],
+        CacheElement::F16Q8_0 => [TensorType::F16, TensorType::Q8_0],
+        CacheElement::Q8_0F16 => [TensorType::Q8_0, TensorType::F16],
     }
 }

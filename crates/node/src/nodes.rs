@@ -1,11 +1,11 @@
 //! `motley nodes`: the devices of the cluster, and which of them may stay.
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use serde_json::{Value as Json, json};
 
+use crate::arguments::ListOptions;
 use crate::failure::{Failure, Kind};
 use crate::identity::{
     Identity, Member, MemberList, MembersError, Refusal, StateFolder, trusted_unix_s,
@@ -20,12 +20,8 @@ pub(crate) struct Arguments {
     action: Option<Action>,
     #[command(flatten)]
     head: HeadPlace,
-    /// Folder of keys and lists [default: motley in the user's state folder]
-    #[arg(long, value_name = "DIR", global = true)]
-    state: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    options: ListOptions,
 }
 
 /// What is to be done with devices; without a word they are listed.
@@ -67,7 +63,7 @@ impl Change {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
-    let folder = StateFolder::open(&StateFolder::locate(arguments.state.clone())?)?;
+    let folder = StateFolder::open(&StateFolder::locate(arguments.options.state.clone())?)?;
     let Some(identity) = Identity::load(&folder)? else {
         let error = anyhow::anyhow!("this device has no cluster yet");
         return Err(Failure::new(Kind::NotFound, error)
@@ -84,7 +80,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
             .hint("run motley nodes on the device that began the cluster"));
     }
     let changed = apply(&folder, &identity, &names.names, change)?;
-    if arguments.json {
+    if arguments.options.json {
         let changed: Vec<Json> = changed
             .iter()
             .map(|member| json!({ "name": member.name, "id": member.id.to_string() }))
@@ -142,7 +138,7 @@ fn list(folder: &StateFolder, identity: &Identity, arguments: &Arguments) -> Res
     let head = told.as_ref().ok();
     let entries: Vec<Json> =
         members.members().iter().map(|member| entry(member, identity, head)).collect();
-    if arguments.json {
+    if arguments.options.json {
         return Ok(terminal::print_json(&json!({
             "cluster": identity.cluster().to_string(),
             "revision": members.revision(),

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::failure::{Failure, one_line};
 use crate::loading;
 use crate::memory::{self, Needed, Usage};
-use crate::run::CacheType;
+use crate::run::CacheTypes;
 use crate::store;
 use crate::terminal::{self, Table, bytes};
 
@@ -38,9 +38,8 @@ pub(crate) struct Arguments {
     /// Tokens computed at once (-ub)
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=8192))]
     ubatch_size: u64,
-    /// How keys and values are cached (-ctk)
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
-    cache_type_k: CacheType,
+    #[command(flatten)]
+    cache: CacheTypes,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -56,7 +55,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let usage = Usage {
         slots: arguments.parallel,
         batch_rows: arguments.ubatch_size,
-        cache: arguments.cache_type_k.element(),
+        cache: arguments.cache.element(),
     };
     let trained = directory.hyper.context_length;
     let context = match arguments.context {

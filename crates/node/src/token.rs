@@ -1,11 +1,11 @@
 //! `motley token`: invitations to the cluster that this device began.
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use serde_json::json;
 
+use crate::arguments::ListOptions;
 use crate::failure::{Failure, Kind};
 use crate::identity::{
     Identity, Invitation, InvitationState, JoinToken, Refusal, StateFolder, TokenAddress,
@@ -22,12 +22,8 @@ const TTL_MAX: Duration = Duration::from_secs(366 * 86_400);
 pub(crate) struct Arguments {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Folder of keys and lists [default: motley in the user's state folder]
-    #[arg(long, value_name = "DIR", global = true)]
-    state: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    options: ListOptions,
 }
 
 /// What is to be done with invitations; without a word they are listed.
@@ -63,7 +59,7 @@ struct Remove {
 }
 
 pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
-    let folder = StateFolder::open(&StateFolder::locate(arguments.state.clone())?)?;
+    let folder = StateFolder::open(&StateFolder::locate(arguments.options.state.clone())?)?;
     let Some(identity) = Identity::load(&folder)? else {
         let error = anyhow::anyhow!("this device has no cluster yet");
         return Err(Failure::new(Kind::NotFound, error).hint("begin one with motley init"));
@@ -74,8 +70,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     }
     let now = trusted_unix_s(SystemTime::now());
     match &arguments.action {
-        None | Some(Action::Ls) => list(&folder, arguments.json, now),
-        Some(Action::New(new)) => create(&folder, &identity, new, arguments.json, now),
+        None | Some(Action::Ls) => list(&folder, arguments.options.json, now),
+        Some(Action::New(new)) => create(&folder, &identity, new, arguments.options.json, now),
         Some(Action::Rm(remove)) => revoke(&folder, remove),
     }
 }

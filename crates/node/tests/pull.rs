@@ -1,5 +1,9 @@
 //! Fetching, listing and removing models, from a hub that the test itself is.
-#![expect(clippy::disallowed_methods, reason = "a test starts threads and writes files")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "a test starts threads, writes files and tells what it skips"
+)]
 
 mod common;
 #[allow(dead_code, reason = "the tests of the downloads themselves use the rest of it")]
@@ -329,6 +333,111 @@ fn what_is_no_model_or_no_source_is_refused() {
     let said = stderr(&wrong);
     assert!(said.contains("has the wrong checksum") && said.contains("nothing was kept"), "{said}");
     assert_eq!(rig.names(), [""; 0]);
+}
+
+/// A file system with room for so many bytes, where a test may mount one.
+#[cfg(target_os = "linux")]
+struct SmallDisk(tempfile::TempDir);
+
+#[cfg(target_os = "linux")]
+impl SmallDisk {
+    fn mount(bytes: usize) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])
+            .arg(folder.path())
+            .output();
+        if mounted.is_ok_and(|output| output.status.success()) {
+            return Some(Self(folder));
+        }
+        println!("skipped: no small file system can be mounted here");
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Leaves no more than so many bytes free.
+    fn fill(folder: &Path, bytes_left: u64) {
+        let space = nix::sys::statvfs::statvfs(folder).unwrap();
+        let free = space.blocks_available() * space.fragment_size();
+        let filler = vec![1; usize::try_from(free.saturating_sub(bytes_left)).unwrap()];
+        fs::write(folder.join("filler"), filler).unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = std::process::Command::new("umount").arg(self.path()).status();
+        assert!(unmounted.is_ok_and(|status| status.success()), "the file system stays mounted");
+    }
+}
+
+/// On a disk that is too small from the start, and on one that others fill while a model comes.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_that_is_full_ends_a_download_with_a_clear_message() {
+    let Some(disk) = SmallDisk::mount(512 << 10) else { return };
+    let rig = Rig::new();
+    let folder = disk.path().to_string_lossy().into_owned();
+    let check = |words: &[&str], expected: Expect| {
+        let output = rig.run(words, &[]);
+        let said = stderr(&output).replace(&folder, "DISK");
+        expected.assert_eq(&format!("exit {}\n{said}", output.status.code().unwrap_or(-1)));
+    };
+    // The default reserve is more than the whole disk.
+    let pull = ["pull", "hf:org/repo", "--to", &folder];
+    check(
+        &pull,
+        expect![[r#"
+        exit 4
+        motley: DISK has room for 0 B, and 131 kB are to come
+        hint: free some space; --to names another folder, --reserve what stays free
+    "#]],
+    );
+    SmallDisk::fill(disk.path(), 64 << 10);
+    check(
+        &[&pull[..], &["--reserve", "0"]].concat(),
+        expect![[r#"
+        exit 4
+        motley: DISK has room for 65.5 kB, and 131 kB are to come
+        hint: free some space; --to names another folder, --reserve what stays free
+    "#]],
+    );
+    assert_eq!(names(disk.path()), ["filler"]);
+    fs::remove_file(disk.path().join("filler")).unwrap();
+
+    let file = model(1);
+    let (bytes, place) = (file.clone(), disk.path().to_owned());
+    let hub = Server::start(move |asked, stream| {
+        // The head has been looked at, and there was room for the rest.
+        if asked.range().is_some_and(|(_, last)| last > 3) {
+            SmallDisk::fill(&place, 0);
+        }
+        range(asked, stream, &bytes, "\"1\"")
+    });
+    let address = hub.url("/tiny.gguf");
+    let words = ["pull", &address, "--to", &folder, "--reserve", "0", "--connections", "1"];
+    check(
+        &words,
+        expect![[r#"
+        exit 4
+        motley: cannot write DISK/.tiny.gguf.part: No space left on device (os error 28)
+        hint: free some space; the same command goes on where it was
+    "#]],
+    );
+    assert!(!disk.path().join("tiny.gguf").exists());
+    // With room again the same command goes on.
+    fs::remove_file(disk.path().join("filler")).unwrap();
+    drop(hub);
+    let hub = Server::start(move |asked, stream| range(asked, stream, &file, "\"1\""));
+    let address = hub.url("/tiny.gguf");
+    let words = ["pull", &address, "--to", &folder, "--reserve", "0"];
+    let output = rig.run(&words, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read(disk.path().join("tiny.gguf")).unwrap(), model(1));
 }
 
 #[test]

@@ -361,7 +361,8 @@ fn reference_greedy(path: &Path, count: u32) -> (Vec<i32>, f32) {
         context_tokens: 256,
         sequences: 1,
         batch_rows: 64,
-        cache_element: ElementType::F16,
+        cache_elements: [ElementType::F16; 2],
+        batch_threads: None,
         threads,
     };
     let mut context = ReferenceContext::new(&model, options).expect("a context");

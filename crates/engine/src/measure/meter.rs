@@ -173,6 +173,7 @@ impl ModelMeter {
                 batch_rows_max: most(|pass| pass.tokens),
                 cache: options.cache,
                 threads: options.threads,
+                batch_threads: None,
                 layout: options.layout,
                 placement: options.residency.into(),
             },

@@ -146,6 +146,7 @@ impl Fixture {
             batch_rows_max: BATCH_ROWS,
             cache: CacheElement::F16,
             threads: THREADS,
+            batch_threads: None,
             layout: LayoutChoice::Plain,
             placement: placement.into(),
         }
@@ -157,11 +158,22 @@ impl Fixture {
         model: &'m ReferenceModel,
         sequences: usize,
     ) -> ReferenceContext<'m> {
+        self.reference_context_with(model, sequences, CacheElement::F16)
+    }
+
+    /// The same with a cache of these types.
+    pub(crate) fn reference_context_with<'m>(
+        &self,
+        model: &'m ReferenceModel,
+        sequences: usize,
+        cache: CacheElement,
+    ) -> ReferenceContext<'m> {
         let options = ReferenceOptions {
             context_tokens: CONTEXT_TOKENS as u32,
             sequences: sequences as u32,
             batch_rows: BATCH_ROWS as u32,
-            cache_element: motley_ggml::ElementType::F16,
+            cache_elements: cache.elements(),
+            batch_threads: None,
             threads: THREADS,
         };
         ReferenceContext::new(model, options).unwrap()
@@ -170,34 +182,42 @@ impl Fixture {
     /// Greedy tokens of llama.cpp.
     pub(crate) fn reference_greedy(&self, prompt: &[Token], count: usize, repack: bool) -> Greedy {
         let model = ReferenceModel::load(&self.path, repack).unwrap();
-        let mut context = self.reference_context(&model, 1);
-        let mut result = Greedy { tokens: Vec::new(), logits: Vec::new() };
-        let mut next = prompt.to_vec();
-        let mut position = 0;
-        while result.tokens.len() < count {
-            for chunk in next.chunks(BATCH_ROWS) {
-                let rows: Vec<ReferenceRow> = chunk
-                    .iter()
-                    .enumerate()
-                    .map(|(index, token)| ReferenceRow {
-                        token: *token,
-                        position: (position + index) as u32,
-                        sequence: 0,
-                        logits: index + 1 == chunk.len(),
-                    })
-                    .collect();
-                context.decode(&rows).unwrap();
-                position += chunk.len();
-            }
-            let last = (next.len() - 1) % BATCH_ROWS;
-            let logits = context.logits(last).to_vec();
-            let token = greedy(&logits);
-            result.tokens.push(token);
-            result.logits.push(logits);
-            next = vec![token];
-        }
-        result
+        greedy_of(&mut self.reference_context(&model, 1), prompt, count)
     }
+}
+
+/// Greedy tokens of a context of llama.cpp.
+pub(crate) fn greedy_of(
+    context: &mut ReferenceContext<'_>,
+    prompt: &[Token],
+    count: usize,
+) -> Greedy {
+    let mut result = Greedy { tokens: Vec::new(), logits: Vec::new() };
+    let mut next = prompt.to_vec();
+    let mut position = 0;
+    while result.tokens.len() < count {
+        for chunk in next.chunks(BATCH_ROWS) {
+            let rows: Vec<ReferenceRow> = chunk
+                .iter()
+                .enumerate()
+                .map(|(index, token)| ReferenceRow {
+                    token: *token,
+                    position: (position + index) as u32,
+                    sequence: 0,
+                    logits: index + 1 == chunk.len(),
+                })
+                .collect();
+            context.decode(&rows).unwrap();
+            position += chunk.len();
+        }
+        let last = (next.len() - 1) % BATCH_ROWS;
+        let logits = context.logits(last).to_vec();
+        let token = greedy(&logits);
+        result.tokens.push(token);
+        result.logits.push(logits);
+        next = vec![token];
+    }
+    result
 }
 
 /// Greedy tokens of our engine, one window after another.
@@ -249,6 +269,21 @@ pub(crate) fn run_cut(
         std::mem::swap(&mut hidden, &mut product);
     }
     hidden
+}
+
+/// Logits of five steps of eight slots: the last takes chunks of a prompt while the others go on
+/// by one token.
+pub(crate) fn eight_slots(fixture: &Fixture, placement: Placement) -> Vec<Vec<f32>> {
+    let mut engine = Engine::load(&fixture.model, &fixture.options(8, placement)).unwrap();
+    let whole = Cut::whole(fixture.layers());
+    let steps = (0..5).map(|step| {
+        let mut rows: Vec<Row> = (0..7).map(|slot| Row { slot, position: step }).collect();
+        rows.extend((0..9).map(|index| Row { slot: 7, position: step * 9 + index }));
+        let tokens: Vec<Token> = (0..16).map(|row| 5 + row * 3).collect();
+        let wanted: Vec<usize> = (0..8).collect();
+        run_cut(&mut engine, &whole, &rows, &tokens, &wanted)
+    });
+    steps.collect()
 }
 
 /// The first token with the largest logit.

@@ -107,6 +107,7 @@ async fn the_backend_learns_whose_request_it_is() {
     request.headers_mut().insert("x-request-id", "mine-1".parse().unwrap());
     let answer = client.send(request).await;
     assert_eq!(answer.header("x-request-id"), "mine-1");
+    assert!(answer.header("openai-processing-ms").parse::<u64>().is_ok());
     let seen = client.fake.last_request();
     assert_eq!((seen.caller.key, seen.id.as_str()), (Some(KeyId(1)), "mine-1"));
 }

@@ -21,7 +21,7 @@ use self::subject::{Ours, Theirs};
 use crate::failure::Failure;
 use crate::fitting;
 use crate::loading::{self, EngineWish};
-use crate::run::WeightsPlace;
+use crate::run::{CacheTypes, WeightsPlace};
 use crate::{store, terminal};
 
 /// Arguments of `motley bench`.
@@ -38,6 +38,11 @@ pub(crate) struct Arguments {
     /// Compute threads [default: all processors]
     #[arg(short, long)]
     threads: Option<usize>,
+    /// Compute threads for prompts (-tb) [default: as many]
+    #[arg(long, value_name = "N", hide = true)]
+    threads_batch: Option<usize>,
+    #[command(flatten)]
+    cache: CacheTypes,
     /// Runs of each measurement
     #[arg(short, long, default_value_t = 7)]
     repetitions: usize,
@@ -132,7 +137,11 @@ fn compare(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     for workload in &workloads {
         let mut theirs = match &reference {
             Some(reference) => {
-                let options = reference_options(plan, threads, *workload);
+                let options = ReferenceOptions {
+                    cache_elements: options.cache.elements(),
+                    batch_threads: options.batch_threads,
+                    ..reference_options(plan, threads, *workload)
+                };
                 let context = ReferenceContext::new(reference, options);
                 let context = context.context("llama.cpp cannot make a context")?;
                 Some(Theirs::new(context, model.directory().hyper.vocabulary_size))
@@ -180,7 +189,9 @@ fn engine_options(
             context_tokens: Some(tokens as u64),
             weights: arguments.weights,
             memory_budget_bytes: arguments.memory,
+            cache: arguments.cache.element(),
             ..EngineWish::new(Some(threads.threads), rows, rows, slots)?
+                .with_batch_threads(arguments.threads_batch)?
         })
     };
     let decode_alone = arguments.only.is_empty().then(|| vec![Workload::Decode]);
@@ -216,7 +227,8 @@ fn reference_options(
         context_tokens: tokens(plan.prompt_tokens.max(plan.generated_tokens + 1)),
         sequences: tokens(workload.sequences()),
         batch_rows: tokens(plan.prompt_tokens.max(SEQUENCES_MAX)),
-        cache_element: CacheElement::F16.element(),
+        cache_elements: CacheElement::F16.elements(),
+        batch_threads: None,
         threads,
     }
 }

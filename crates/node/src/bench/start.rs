@@ -92,7 +92,8 @@ pub(super) fn first_token(
                     context_tokens: u32::try_from(FULL_CONTEXT_TOKENS)?,
                     sequences: 1,
                     batch_rows: u32::try_from(BATCH_ROWS)?,
-                    cache_element: CacheElement::F16.element(),
+                    cache_elements: CacheElement::F16.elements(),
+                    batch_threads: None,
                     threads,
                 },
             )?;
@@ -113,6 +114,7 @@ fn options(model: &Model, threads: ThreadPoolOptions) -> EngineOptions {
         batch_rows_max: 512,
         cache: CacheElement::F16,
         threads,
+        batch_threads: None,
         layout: LayoutChoice::Measured,
         placement: motley_engine::Residency::Mapped.into(),
     }

@@ -618,6 +618,7 @@ fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOp
         batch_rows_max: spec.batch_rows_max as usize,
         cache: room::cache_element(spec.kv_type)?,
         threads: options.threads,
+        batch_threads: None,
         layout: options.layout,
         placement: room::placement(&windows(prepare), &prepare.residency, options.residency.into()),
     })
@@ -645,6 +646,7 @@ fn admit(
         batch_rows_max: spec.batch_rows_max as usize,
         cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
         threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+        batch_threads: None,
         layout: LayoutChoice::Plain,
         placement: Residency::default().into(),
     };

@@ -50,6 +50,7 @@ impl Fixture {
             batch_rows_max: BATCH_ROWS,
             cache: CacheElement::F16,
             threads: THREADS,
+            batch_threads: None,
             layout: LayoutChoice::Plain,
             placement: motley_engine::Residency::Mapped.into(),
         };
@@ -163,7 +164,8 @@ fn reference_greedy(fixture: &Fixture, prompt: &[Token], count: usize) -> Vec<To
         context_tokens: CONTEXT_TOKENS as u32,
         sequences: 1,
         batch_rows: CONTEXT_TOKENS as u32,
-        cache_element: ElementType::F16,
+        cache_elements: [ElementType::F16; 2],
+        batch_threads: None,
         threads: THREADS,
     };
     let mut context = ReferenceContext::new(&model, options).unwrap();

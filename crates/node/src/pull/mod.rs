@@ -37,7 +37,7 @@ pub(crate) use source::{FileName, HubModel};
 use self::address::Address;
 use self::client::{Client, HttpError, Patience, Token, Ways};
 use self::hub::HubError;
-use self::partial::PartialFile;
+use self::partial::{PartialError, PartialFile};
 use self::progress::Meter;
 use self::proxy::Proxies;
 use self::source::Source;
@@ -429,6 +429,15 @@ fn failure(error: FetchError, settings: &Settings) -> Failure {
                 "free some space; --to names another folder, --reserve what stays free".to_owned(),
             ),
         ),
+        // Others filled the disk meanwhile; what has come is kept.
+        FetchError::Partial(PartialError::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::StorageFull =>
+        {
+            (
+                Kind::Refused,
+                Some("free some space; the same command goes on where it was".to_owned()),
+            )
+        }
         FetchError::Changed { .. } => {
             (Kind::Failed, Some("the same command fetches it as it is now".to_owned()))
         }

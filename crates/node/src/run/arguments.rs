@@ -79,7 +79,7 @@ pub(crate) struct Arguments {
     /// Compute threads [default: one per core]
     #[arg(short, long, value_name = "N")]
     pub(super) threads: Option<usize>,
-    /// Must equal --threads: prompt and answer share one pool
+    /// Compute threads for prompts (-tb) [default: as many]
     #[arg(long, value_name = "N", hide = true)]
     pub(super) threads_batch: Option<usize>,
     /// Tokens computed at once, unless -ub is less
@@ -88,12 +88,8 @@ pub(crate) struct Arguments {
     /// Tokens computed at once (-ub)
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(super) ubatch_size: usize,
-    /// Type of cached keys and values (-ctk)
-    #[arg(long, value_name = "TYPE")]
-    pub(super) cache_type_k: Option<CacheType>,
-    /// The same as -ctk: both have one type (-ctv)
-    #[arg(long, value_name = "TYPE", hide = true)]
-    pub(super) cache_type_v: Option<CacheType>,
+    #[command(flatten)]
+    pub(super) cache: CacheTypes,
     /// Layout of weights: measured or plain
     #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
     pub(super) layout: LayoutName,
@@ -117,23 +113,43 @@ pub(crate) struct Arguments {
     pub(super) verbose: bool,
 }
 
+/// How keys and values are cached, which may differ.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct CacheTypes {
+    /// Type of cached keys and, without -ctv, values: f16 or q8_0 (-ctk) [default: f16]
+    #[arg(long, value_name = "TYPE", hide_possible_values = true)]
+    cache_type_k: Option<CacheType>,
+    /// Type of cached values (-ctv) [default: that of keys]
+    #[arg(long, value_name = "TYPE", hide_possible_values = true, hide = true)]
+    cache_type_v: Option<CacheType>,
+}
+
+impl CacheTypes {
+    /// The engine's name for both. Values alone say nothing of keys, which stay as they are.
+    pub(crate) fn element(self) -> CacheElement {
+        let keys = self.cache_type_k.unwrap_or(CacheType::F16);
+        let values = self.cache_type_v.unwrap_or(keys);
+        match (keys, values) {
+            (CacheType::F16, CacheType::F16) => CacheElement::F16,
+            (CacheType::Q8_0, CacheType::Q8_0) => CacheElement::Q8_0,
+            (CacheType::F16, CacheType::Q8_0) => CacheElement::F16Q8_0,
+            (CacheType::Q8_0, CacheType::F16) => CacheElement::Q8_0F16,
+        }
+    }
+
+    /// Whether keys and values have different types.
+    pub(crate) fn differ(self) -> bool {
+        matches!(self.element(), CacheElement::F16Q8_0 | CacheElement::Q8_0F16)
+    }
+}
+
 // Without doc comments on the values, which clap would print as a paragraph each.
-/// How keys and values are cached.
+/// How keys or values are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CacheType {
     F16,
     #[value(name = "q8_0")]
     Q8_0,
-}
-
-impl CacheType {
-    /// The engine's name for it.
-    pub(crate) fn element(self) -> CacheElement {
-        match self {
-            Self::F16 => CacheElement::F16,
-            Self::Q8_0 => CacheElement::Q8_0,
-        }
-    }
 }
 
 /// How weights lie in memory.

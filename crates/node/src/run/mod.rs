@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-pub(crate) use arguments::{Arguments, CacheType, LayoutName, WeightsPlace};
+pub(crate) use arguments::{Arguments, CacheTypes, LayoutName, WeightsPlace};
 pub(crate) use settings::random_seed;
 use settings::{Ask, Settings};
 

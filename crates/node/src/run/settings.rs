@@ -4,9 +4,9 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
 
-use motley_engine::{CacheElement, SamplingOptions, SamplingParameters, StopMatcher};
+use motley_engine::{SamplingOptions, SamplingParameters, StopMatcher};
 
-use super::arguments::{Arguments, CacheType};
+use super::arguments::Arguments;
 use crate::failure::{Failure, Kind};
 use crate::gpus::GpuWish;
 use crate::loading::EngineWish;
@@ -121,23 +121,14 @@ fn ask(prompt: Option<String>) -> Result<Ask, Failure> {
 
 fn engine_wish(arguments: &Arguments) -> Result<EngineWish, Failure> {
     let wish = EngineWish::new(arguments.threads, arguments.batch_size, arguments.ubatch_size, 1)?;
-    if arguments.threads_batch.is_some_and(|batch| batch != wish.threads) {
-        return Err(Failure::usage("prompt and answer share one pool of threads")
-            .hint(format!("leave -tb out, or give -tb {}", wish.threads)));
-    }
-    let (keys, values) = (arguments.cache_type_k, arguments.cache_type_v);
-    if keys.zip(values).is_some_and(|(keys, values)| keys != values) {
-        return Err(Failure::usage("keys and values are cached in one type")
-            .hint("give -ctk alone, or the same for -ctv"));
-    }
     Ok(EngineWish {
         context_tokens: arguments.context,
-        cache: keys.or(values).map_or(CacheElement::F16, CacheType::element),
+        cache: arguments.cache.element(),
         layout: arguments.layout.choice(),
         weights: arguments.weights,
         memory_budget_bytes: arguments.memory,
         gpu: GpuWish { gpu_layers: arguments.gpu_layers, gpu_memory: arguments.gpu_memory },
-        ..wish
+        ..wish.with_batch_threads(arguments.threads_batch)?
     })
 }
 

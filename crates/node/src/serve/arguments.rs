@@ -13,13 +13,15 @@ use crate::cluster::Split;
 use crate::gpus::GpuWish;
 use crate::plan::Goal;
 use crate::pull::HubModel;
-use crate::run::{CacheType, LayoutName, WeightsPlace};
+use crate::run::{CacheTypes, LayoutName, WeightsPlace};
 use crate::terminal;
 use crate::transport::CLUSTER_PORT;
 
 /// Arguments of `motley serve`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "motley config show serve lists more: limits, formats, names of metrics.")]
+#[command(
+    after_help = "motley config show serve lists more: -ngl, -tb, -ctv, limits, formats, names of metrics."
+)]
 pub(crate) struct Arguments {
     /// A GGUF file, or a name in the folder of models
     #[arg(value_name = "MODEL")]
@@ -75,15 +77,17 @@ pub(crate) struct Arguments {
     /// Compute threads [default: one per core]
     #[arg(short, long, value_name = "N")]
     pub(super) threads: Option<usize>,
+    /// Compute threads for prompts (-tb) [default: as many]
+    #[arg(long, value_name = "N", hide = true)]
+    pub(super) threads_batch: Option<usize>,
     /// Tokens computed at once, unless -ub is less
     #[arg(short, long, value_name = "N", default_value_t = 2048, hide = true)]
     pub(super) batch_size: usize,
     /// Tokens computed at once (-ub)
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(super) ubatch_size: usize,
-    /// Type of cached keys and values (-ctk)
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
-    pub(super) cache_type_k: CacheType,
+    #[command(flatten)]
+    pub(super) cache: CacheTypes,
     /// Layout of weights: measured or plain
     #[arg(
         long,

@@ -82,7 +82,8 @@ impl Settings {
             arguments.batch_size,
             arguments.ubatch_size,
             arguments.parallel,
-        )?;
+        )?
+        .with_batch_threads(arguments.threads_batch)?;
         let cluster = cluster_wish(&arguments)?;
         let limits = arguments.limits.checked().map_err(Failure::usage)?;
         Ok(Self {
@@ -95,7 +96,7 @@ impl Settings {
             vllm_metrics: arguments.metrics_compat.is_some(),
             engine: EngineWish {
                 context_tokens: arguments.context,
-                cache: arguments.cache_type_k.element(),
+                cache: arguments.cache.element(),
                 layout: arguments.layout.choice(),
                 weights: arguments.weights,
                 memory_budget_bytes: arguments.memory,
@@ -148,6 +149,10 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
     if arguments.gpu.gpu_layers.is_some_and(|layers| layers > 0) {
         return Err(Failure::usage("--gpu-layers is for a model on one device")
             .hint("leave it out: a plan decides which layers GPUs take"));
+    }
+    if arguments.cache.differ() {
+        return Err(Failure::usage("devices of a cluster cache keys and values in one type")
+            .hint("give -ctk alone, or the same for -ctv"));
     }
     if arguments.rounds.is_some() && arguments.split == Split::Auto {
         return Err(Failure::usage("--rounds is decided by the plan")

@@ -24,7 +24,8 @@ pub(crate) use yielding::{Yielder, YieldingEngine};
 /// The plan's word for how keys and values are kept.
 pub(crate) fn kv_type(element: CacheElement) -> KvType {
     match element {
-        CacheElement::F16 => KvType::F16,
+        // Plans know one type; a cache of two is kept by a device alone, and is at most this.
+        CacheElement::F16 | CacheElement::F16Q8_0 | CacheElement::Q8_0F16 => KvType::F16,
         CacheElement::Q8_0 => KvType::Q8_0,
     }
 }

@@ -34,6 +34,7 @@ fn engine(path: &Path, wanted: &WantedParts) -> Engine {
         batch_rows_max: 8,
         cache: CacheElement::F16,
         threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+        batch_threads: None,
         layout: LayoutChoice::Plain,
         placement: Residency::Mapped.into(),
     };

@@ -87,7 +87,8 @@ fn reference_rows(fixture: &Fixture, prompt: &[Token], states: bool) -> Vec<Vec<
         context_tokens: CONTEXT_TOKENS as u32,
         sequences: 1,
         batch_rows: CONTEXT_TOKENS as u32,
-        cache_element: ElementType::F16,
+        cache_elements: [ElementType::F16; 2],
+        batch_threads: None,
         threads: THREADS,
     };
     let mut context = ReferenceContext::new(&model, options).unwrap();
