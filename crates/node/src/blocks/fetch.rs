@@ -126,7 +126,7 @@ pub(crate) trait Filled {
 }
 
 impl Filled for PartialModel {
-    fn with<T>(&mut self, action: impl FnOnce(&mut PartialModel) -> T) -> T {
+    fn with<T>(&mut self, action: impl FnOnce(&mut Self) -> T) -> T {
         action(self)
     }
 }

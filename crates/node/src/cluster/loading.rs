@@ -57,6 +57,7 @@ mod tests {
             batch_rows_max: 8,
             cache: CacheElement::F16,
             threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+            batch_threads: None,
             layout: LayoutChoice::Plain,
             placement,
         };

@@ -200,6 +200,7 @@ mod tests {
             batch_rows_max: 64,
             cache: CacheElement::F16,
             threads: ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false },
+            batch_threads: None,
             layout: LayoutChoice::Plain,
             placement: Residency::Ram.into(),
         }
