@@ -274,19 +274,18 @@ fn options_out_of_range_or_against_each_other() {
     "#]],
     );
     check(
-        &["run", "m", "hi", "-ctk", "f16", "-ctv", "q8_0"],
+        &["serve", "m", "--lan", "-ctk", "f16", "-ctv", "q8_0"],
         &expect![[r#"
         exit 2
-        motley: keys and values are cached in one type
+        motley: devices of a cluster cache keys and values in one type
         hint: give -ctk alone, or the same for -ctv
     "#]],
     );
     check(
-        &["run", "m", "hi", "-t", "2", "-tb", "3"],
+        &["run", "m", "hi", "-t", "2", "-tb", "0"],
         &expect![[r#"
         exit 2
-        motley: prompt and answer share one pool of threads
-        hint: leave -tb out, or give -tb 2
+        motley: --threads-batch must be 1 to 512, not 0
     "#]],
     );
     check(
