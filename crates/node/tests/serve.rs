@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::fs;
 use std::io::Read as _;
 use std::thread;
 
 use common::server::{CHAT, Server};
+use common::{SMOLLM2, real_model};
 use expect_test::expect;
 use serde_json::{Value as Json, json};
 
@@ -297,6 +299,87 @@ fn check_calls(server: &Server) {
     // Nothing is forced where the model may choose, and the answer is text or a call.
     let answer = server.answer(&with(ask(json!("auto")), json!({ "max_tokens": 24 })));
     assert!(["stop", "length", "tool_calls"].contains(&finish_reason(&answer)), "{answer}");
+}
+
+/// A template by which arguments are elements, no longer than that of the model.
+const ELEMENTS: &str = "\
+{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content or ''}}\
+{% for c in m.tool_calls or [] %}<tool_call>\n<function={{c.function.name}}>\n\
+{% for k,v in c.function.arguments|items %}<parameter={{k}}>\n{{v}}\n</parameter>\n{% endfor %}\
+</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// The model with another template; nothing, with a message, where the model is not here.
+fn model_with_elements() -> Option<tempfile::NamedTempFile> {
+    let mut bytes = fs::read(real_model(SMOLLM2)?).expect("the model can be read");
+    let key = b"tokenizer.chat_template";
+    let at = bytes.windows(key.len()).position(|window| window == key).expect("a template");
+    // Behind the key are the type, the length and the text.
+    let length = at + key.len() + 4;
+    let text = length + 8;
+    let room = u64::from_le_bytes(bytes[length..text].try_into().expect("eight bytes"));
+    let room = usize::try_from(room).expect("a short text");
+    let padding = "#".repeat(room - ELEMENTS.len() - 4);
+    bytes[text..text + room].copy_from_slice(format!("{ELEMENTS}{{#{padding}#}}").as_bytes());
+    let file = tempfile::Builder::new().suffix(".gguf").tempfile().expect("a file");
+    fs::write(file.path(), bytes).expect("the model can be written");
+    Some(file)
+}
+
+/// Calls whose arguments are elements, with a real vocabulary, whose tokens end anywhere.
+#[test]
+fn calls_of_elements() {
+    let Some(model) = model_with_elements() else { return };
+    let path = model.path().to_string_lossy().into_owned();
+    let server = Server::start_model(&path, &["--parallel", "4", "-c", "512", "-t", "1"]);
+    let bell = json!({ "type": "function", "function": {
+        "name": "ring_bell", "strict": true, "parameters": {
+            "type": "object",
+            "properties": {
+                "times": { "type": "integer", "minimum": 1, "maximum": 9 },
+                "why": { "type": "string", "maxLength": 40 },
+            },
+            "required": ["times", "why"],
+            "additionalProperties": false,
+        },
+    } });
+    let check = |arguments: &str| {
+        check_bell(arguments);
+        let object: Json = serde_json::from_str(arguments).expect("JSON");
+        assert!(object["why"].as_str().expect("a text").chars().count() <= 40, "{object}");
+    };
+    let mut messages = Vec::new();
+    for (times, why) in [(2, "breakfast"), (4, "lunch"), (3, "tea")] {
+        let arguments = json!({ "times": times, "why": why }).to_string();
+        messages
+            .push(json!({ "role": "user", "content": format!("Ring {times} times for {why}.") }));
+        messages.push(json!({ "role": "assistant", "tool_calls": [
+            { "id": format!("call{times}"), "type": "function",
+              "function": { "name": "ring_bell", "arguments": arguments } },
+        ] }));
+    }
+    messages.push(json!({ "role": "user", "content": "Ring 5 times for dinner." }));
+    let ask = |choice: &str| {
+        let more = json!({ "messages": messages, "tools": [bell], "tool_choice": choice,
+                           "parallel_tool_calls": false });
+        with(greedy("", 120), more)
+    };
+    for choice in ["required", "auto"] {
+        let answer = server.answer(&ask(choice));
+        let (name, arguments) = call(&answer);
+        assert_eq!(name, "ring_bell");
+        check(arguments);
+        assert_eq!(answer["choices"][0]["message"]["content"], Json::Null, "{answer}");
+        let events = server.stream(ask(choice));
+        let pieces: String = events
+            .iter()
+            .filter_map(|event| {
+                event["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"].as_str()
+            })
+            .collect();
+        assert_eq!(pieces, arguments);
+        assert_eq!(streamed_text(&events), "");
+    }
 }
 
 fn check_refusals(server: &Server) {

@@ -29,9 +29,13 @@ impl Server {
 
     /// A server with other words on its command line.
     pub(crate) fn start_with(words: &[&str]) -> Option<Self> {
-        let model = real_model(SMOLLM2)?;
+        Some(Self::start_model(&real_model(SMOLLM2)?, words))
+    }
+
+    /// A server of the model at a path.
+    pub(crate) fn start_model(model: &str, words: &[&str]) -> Self {
         let mut child = motley()
-            .args(["serve", &model, "--alias", "m", "--port", "0", "--layout", "plain"])
+            .args(["serve", model, "--alias", "m", "--port", "0", "--layout", "plain"])
             .args(words)
             .stderr(Stdio::piped())
             .spawn()
@@ -48,7 +52,7 @@ impl Server {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(PATIENCE));
-        Some(Self { child, url, agent: config.build().into() })
+        Self { child, url, agent: config.build().into() }
     }
 
     /// Status and body of an answer.

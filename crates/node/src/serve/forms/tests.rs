@@ -749,9 +749,25 @@ fn time_of_masks() {
             "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{1,12}$"}}},
             "required": ["name", "age", "kind", "tags"], "additionalProperties": false}"#;
         let text = r#"{"name": "Augusta Ada King of Lovelace", "age": 36, "kind": "cow", "tags": ["mathematics", "poetry", "engines", "london"]}"#;
-        let forms =
-            [("object", Grammar::of_any_object()), ("schema", Grammar::of_schema(schema).unwrap())];
-        for (name, grammar) in forms {
+        let call = "<tool_call>\n<function=sun>\n<parameter=city>\nfn main() {\n    println!(\"<b>Oslo, \
+                    in the north, has a harbour.</b>\");\n}\n</parameter>\n<parameter=days>\n7\n\
+                    </parameter>\n</function>\n</tool_call>";
+        let tools = ToolUse {
+            tools: vec![tool(
+                "sun",
+                r#"{"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}"#,
+            )],
+            choice: ToolChoice::Required,
+            parallel: true,
+        };
+        let elements =
+            Grammar::of_calls(&tools, CallStyle::Elements, &MarkerTokens::default()).unwrap();
+        let forms = [
+            ("object", Grammar::of_any_object(), text),
+            ("schema", Grammar::of_schema(schema).unwrap(), text),
+            ("elements", elements, call),
+        ];
+        for (name, grammar, text) in forms {
             let began = Instant::now();
             let (shared, bytes) = compiler::compile(&factory, grammar.text()).unwrap();
             let compiled = began.elapsed();
