@@ -1,4 +1,5 @@
 //! `motley serve` with a real model, over HTTP: answers, forced forms, and many clients at once.
+#![expect(clippy::disallowed_methods, reason = "a test writes a model with another template")]
 
 mod common;
 
