@@ -150,3 +150,24 @@ fn a_better_device_that_comes_later_takes_layers_over() {
     assert_eq!(layers(node(&after, "member-0")), LAYERS, "{after}");
     assert_eq!(answer(&rig.url(), PROMPTS[1], TOKENS), expected);
 }
+
+#[test]
+fn a_ring_gives_up_bits_and_slots_before_it_streams() {
+    let Some(model) = model() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [head, member] = ["head", "member"].map(|name| profile(folder.path(), name, 100.0, 300));
+    let mut rig = Rig::head(&model, &["--nodes", "1", "--profile", &head, "-np", "64"]);
+    let models = Path::new(&model).parent().unwrap().to_str().unwrap().to_owned();
+    rig.join(&["--models", &models, "--profile", &member]);
+    let cluster = planned(&rig, 2, 2);
+    let said = rig.head.said();
+    let why =
+        "To make room for a context of 512 tokens: keys and values have 8 bits instead of 16, ";
+    let (_, less) = said.split_once(why).unwrap_or_else(|| panic!("{said}"));
+    assert!(less.contains(" of 64 slots"), "{less}");
+    assert!(!said.contains("read from disk"), "{said}");
+    let slots = crate::http::get(&rig.url(), "/slots").unwrap().1;
+    assert!((1..64).contains(&slots.as_array().unwrap().len()), "{slots}");
+    assert!(cluster["plan"]["reasons"][0].as_str().unwrap().starts_with(why), "{cluster}");
+    answer(&rig.url(), PROMPTS[0], TOKENS);
+}
