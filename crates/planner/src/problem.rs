@@ -156,7 +156,7 @@ impl PlanOptions {
     #[must_use]
     pub const fn full() -> Self {
         Self {
-            disk_model: DiskModel::RingOverlap,
+            disk_model: DiskModel::Streaming,
             allow_streaming: true,
             allow_idle: true,
             allow_mixed: true,

@@ -53,6 +53,26 @@ fn ring_1_has_the_published_optimum_for_every_number_of_rounds() {
 }
 
 #[test]
+fn a_ring_of_one_round_in_memory_takes_what_its_stages_and_hops_take() {
+    for (layers, resident) in
+        [([6, 4, 3], [6, 4, 3]), ([1, 1, 1], [9, 9, 9]), ([6, 0, 3], [8, 0, 3])]
+    {
+        let mut devices = ring_1();
+        for (device, resident) in devices.iter_mut().zip(resident) {
+            device.resident_layers = resident;
+        }
+        let loads = layers.map(|layers| RingLoad::uniform(1, layers, 0));
+        let found = ring_time(&devices, &loads, 1);
+        let stage = |(device, layers): (&RingDevice, u32)| {
+            let hop = if layers > 0 { device.round_cost } else { Seconds::ZERO };
+            (device.cpu_layer.times(f64::from(layers)) + hop).value()
+        };
+        let pipeline: f64 = devices.iter().zip(layers).map(stage).sum();
+        assert_eq!((found.token.value(), found.stalled.value()), (pipeline, 0.0));
+    }
+}
+
+#[test]
 fn page_model() {
     let loads: Vec<u32> = [3, 4, 6].map(|window| lru_loads(window, 3)).to_vec();
     assert_eq!(loads, [3, 8, 12]);
@@ -261,6 +281,31 @@ fn batched_decode_is_within_fifteen_percent_but_for_one_row() {
         let limit = if stepped { 25.0 } else { 15.0 };
         assert!(error <= limit, "{} {}: {error} %", row.device, row.model);
     }
+}
+
+#[test]
+fn a_streamed_mixture_reads_what_is_chosen_and_not_cached() {
+    let cluster = builtin_cluster("prima-home").expect("built in");
+    let workload = e2llm_workload(512.0, 32.0);
+    let model = builtin_model("qwen3-30b-a3b-q4_k_m").expect("built in");
+    let costs = CostModel::new(&cluster, &model, &workload);
+    let layer = LayerIndex::new(0);
+    let expert = model.layer(layer).expert_bytes.as_f64();
+    let experts = |tokens, cached| costs.streamed_bytes(layer, tokens, cached).as_f64() / expert;
+    let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-5, "{found}");
+    near(experts(1, 0.0), 8.0);
+    near(experts(2, 0.0), 128.0 * (1.0 - (15.0_f64 / 16.0).powi(2)));
+    assert!(experts(512, 0.0) > 127.99);
+    // 322 of the 1,024 experts of eight layers in memory.
+    near(experts(1, 322.0 / 1024.0), 8.0 * 702.0 / 1024.0);
+    near(experts(4, 1.0), 0.0);
+    // The engine counted 182.8 MB that a token chooses in eight layers of this shape.
+    let eight = costs.mean_streamed_bytes(1).as_f64() * 8.0 / 1e6;
+    assert!((eight / 182.8 - 1.0).abs() < 0.02, "{eight} MB");
+
+    let dense = builtin_model("llama-3-8b-q4_k_m").expect("built in");
+    let costs = CostModel::new(&cluster, &dense, &workload);
+    assert_eq!(costs.streamed_bytes(layer, 1, 0.3), dense.layer_bytes(layer));
 }
 
 #[test]

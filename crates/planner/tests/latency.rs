@@ -29,6 +29,11 @@ fn home_with_cache(gib: f64) -> Cluster {
     Cluster::new(spec).expect("valid")
 }
 
+/// Streaming as prima.cpp does it.
+fn prima() -> PlanOptions {
+    PlanOptions { disk_model: DiskModel::RingOverlap, ..PlanOptions::full() }
+}
+
 fn outcome(problem: &Problem, method: Method) -> PlanOutcome {
     plan(problem, method, Budget::DEFAULT).expect("feasible")
 }
@@ -89,8 +94,7 @@ fn published_latencies_of_the_home_cluster() {
     let mut unexplained = Vec::new();
     for (name, id, cache_gib, missed) in PUBLISHED {
         let published = rows.iter().find(|row| row.model == name).expect("a published row").prima;
-        let planned =
-            |cluster: Cluster| outcome(&problem(cluster, id, PlanOptions::full()), Method::Halda);
+        let planned = |cluster: Cluster| outcome(&problem(cluster, id, prima()), Method::Halda);
         let found = planned(home_with_cache(cache_gib));
         let stated = planned(home());
         let miss = tpot_ms(&found) / published - 1.0;
@@ -137,8 +141,10 @@ fn small_models_go_to_one_device_and_large_ones_to_all() {
         let (gain, hop_cost) = left_out.expect("a reason per device left out");
         assert!(gain < hop_cost, "{name}: {gain} {hop_cost}");
     }
-    let large = outcome(&problem(home(), "llama-3-70b-q4_k_s", PlanOptions::full()), Method::Auto);
-    assert_eq!(large.plan.devices_used().len(), 4);
+    for options in [PlanOptions::full(), prima()] {
+        let large = outcome(&problem(home(), "llama-3-70b-q4_k_s", options), Method::Auto);
+        assert_eq!(large.plan.devices_used().len(), 4);
+    }
 }
 
 #[test]
@@ -205,13 +211,70 @@ fn a_device_behind_another_is_reached_over_it() {
 }
 
 #[test]
-fn every_disk_model_gives_a_plan_and_overlap_is_the_fastest() {
-    let times =
-        [DiskModel::RingOverlap, DiskModel::Excess, DiskModel::CyclicLru].map(|disk_model| {
-            let options = PlanOptions { disk_model, ..PlanOptions::full() };
-            tpot_ms(&outcome(&problem(home(), "llama-3-70b-q4_k_s", options), Method::Halda))
-        });
-    assert!(times[0] < times[1] && times[1] < times[2], "{times:?}");
+fn every_disk_model_gives_a_plan_and_more_overlap_is_faster() {
+    use DiskModel::{CyclicLru, Excess, RingOverlap, Streaming};
+    let times = [Streaming, RingOverlap, Excess, CyclicLru].map(|disk_model| {
+        let options = PlanOptions { disk_model, ..PlanOptions::full() };
+        tpot_ms(&outcome(&problem(home(), "llama-3-70b-q4_k_s", options), Method::Halda))
+    });
+    assert!(times.is_sorted_by(|faster, slower| faster < slower), "{times:?}");
+}
+
+#[test]
+fn a_device_left_out_is_judged_by_the_best_plan_with_it() {
+    let workload = Workload::single_user(512.0, 256.0, 4096).expect("valid");
+    let mut left_out = 0;
+    for options in [PlanOptions::full(), prima()] {
+        for model in ["llama-3-70b-q4_k_m", "qwen2.5-72b-q4_k_m", "qwen2.5-32b-q4_k_m"] {
+            let workload = workload.clone();
+            let problem = Problem { workload, ..problem(home(), model, options.clone()) };
+            let found = outcome(&problem, Method::Halda);
+            let best = found.plan.predicted().tpot_s.value();
+            for reason in &found.reasons {
+                let Reason::LeftOut { device, tpot_with: Some(with), hop_cost, .. } = reason else {
+                    continue;
+                };
+                left_out += 1;
+                // One layer there, read for every token, is the worst that a device can be given.
+                let profile = problem.cluster.device(*device);
+                let layer = problem.model.mean_layer_bytes();
+                let read = (layer / profile.reload_rate()).value();
+                let computed = (layer / profile.cpu.read_bytes_per_s).value() * 2.0;
+                let most = best + hop_cost.value() + 3.0 * read + computed;
+                assert!(with.value() <= most, "{model} {}: {with} of {most} s", profile.name);
+            }
+        }
+    }
+    assert!(left_out > 0);
+}
+
+#[test]
+fn a_streamed_mixture_is_planned_by_the_experts_that_a_token_chooses() {
+    let with_ram = |bytes: f64| {
+        let mut spec = home().to_spec();
+        let mut device = spec.devices[2].to_spec();
+        device.gpus.clear();
+        device.hardware = None;
+        device.memory.ram_total_bytes = Bytes::from_gib(64.0).expect("a size");
+        device.memory.ram_available_bytes = Bytes::from_real(bytes).expect("a size");
+        spec.devices = vec![DeviceProfile::new(device).expect("valid")];
+        let cluster = Cluster::new(spec).expect("valid");
+        problem(cluster, "qwen3-30b-a3b-q4_k_m", PlanOptions::full())
+    };
+    let (short, ample) = (with_ram(8e9), with_ram(4e10));
+    let (found, resident) = (outcome(&short, Method::Halda), outcome(&ample, Method::Halda));
+    let member = &found.plan.replicas()[0].members[0];
+    let (ram, streamed) = (member.count(Residency::Ram), member.count(Residency::Stream));
+    assert!(ram > 0 && streamed > 2, "{}", layers_by_device(&found.plan));
+    // Two layers' worth of the streamed layers' experts are in slots.
+    let costs = CostModel::new(&short.cluster, &short.model, &short.workload);
+    let chosen = costs.mean_streamed_bytes(1).times(u64::from(streamed)).as_f64();
+    let expected = chosen * (1.0 - 2.0 / f64::from(streamed));
+    let waited = (tpot_ms(&found) - tpot_ms(&resident)) / 1e3;
+    let read = waited * short.cluster.devices()[0].reload_rate().value();
+    assert!((read / expected - 1.0).abs() < 0.01, "{read} of {expected} bytes");
+    let whole = short.model.mean_layer_bytes().times(u64::from(streamed)).as_f64();
+    assert!(read < whole / 10.0);
 }
 
 /// A cluster of catalogue devices on one network, their memory and speed drawn.
@@ -259,6 +322,46 @@ proptest! {
         rng_seed: RngSeed::Fixed(7),
         ..ProptestConfig::with_cases(48)
     })]
+
+    #[test]
+    fn a_plan_of_one_round_in_memory_equals_the_plain_pipeline(
+        cluster in clusters(6),
+        model in models(),
+    ) {
+        let options =
+            PlanOptions { allow_streaming: false, rounds_max: 1, ..PlanOptions::full() };
+        let problem = problem(cluster, model, options);
+        let Ok(found) = plan(&problem, Method::Halda, Budget::DEFAULT) else { return Ok(()) };
+        let replica = &found.plan.replicas()[0];
+        prop_assert_eq!(replica.rounds, 1);
+        let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
+        let pass = Pass::decode(1, problem.workload.mean_depth_tokens());
+        let mut pipeline = 0.0;
+        for (at, member) in replica.members.iter().enumerate() {
+            let (device, next) = (member.device, &replica.members[(at + 1) % replica.members.len()]);
+            let (gpu, ram) = (member.count(Residency::Gpu), member.count(Residency::Ram));
+            prop_assert_eq!(member.count(Residency::Stream), 0);
+            for (count, site) in [(gpu, Site::Gpu), (ram, Site::Cpu)] {
+                if count > 0 {
+                    let layer = costs.mean_layer_time(device, site, pass).expect("it computes");
+                    pipeline += layer.value() * f64::from(count);
+                }
+            }
+            if gpu > 0 && ram > 0 {
+                pipeline += costs.copy_time(device, 2, pass).value();
+            }
+            if gpu + ram > 0 {
+                pipeline += problem.cluster.device(device).step_overhead_s.value();
+            }
+            pipeline += costs.hop_time(device, next.device, pass).expect("linked").value();
+        }
+        let head = replica.head;
+        let on_gpu = costs.head_time(head, Site::Gpu, pass);
+        let output = on_gpu.or_else(|| costs.head_time(head, Site::Cpu, pass)).expect("a CPU");
+        pipeline += output.value() + costs.embedding_time(head, pass).value();
+        let planned = found.plan.predicted().tpot_s.value();
+        prop_assert!((planned / pipeline - 1.0).abs() < 1e-6, "{planned} {pipeline}");
+    }
 
     #[test]
     fn one_shot_is_never_worse_than_the_iteration_or_one_device(

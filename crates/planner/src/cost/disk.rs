@@ -11,8 +11,12 @@ pub enum DiskModel {
     CyclicLru,
     /// Halda's rule: only the excess is read, not overlapped.
     Excess,
-    /// Pinned layers and streaming that overlaps other devices' work ([`super::ring_time`]).
+    /// Pinned layers and streaming that overlaps other devices' work, a window at a time
+    /// ([`super::ring_time`]): prima.cpp's way, as published.
     RingOverlap,
+    /// Pinned layers and a stream that never pauses while its buffer has room, also while its own
+    /// device computes: the engine's way ([`super::Stream`]).
+    Streaming,
 }
 
 /// Disk time of one pass over `used` bytes with room for `capacity`, under a least-recently-used

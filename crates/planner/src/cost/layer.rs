@@ -1,7 +1,7 @@
 //! Time of one layer and of the head on one processor.
 
 use motley_cluster::{
-    Combination, Flops, KvType, LayerIndex, LayerSpec, MeasuredPoint, ModelProfile, Phase,
+    Combination, Experts, Flops, KvType, LayerIndex, LayerSpec, MeasuredPoint, ModelProfile, Phase,
     ProcessorSpec, Seconds, WeightType,
 };
 
@@ -57,7 +57,8 @@ fn analytic_layer_time(
     let bandwidth = processor.read_bytes_per_s.value();
     let dense = layer.dense_bytes.as_f64() / (bandwidth * processor.read_efficiency);
     let efficiency = processor.expert_read_efficiency.unwrap_or(processor.read_efficiency);
-    let experts = layer.expert_bytes.as_f64() * distinct_experts(model, processor, tokens);
+    let distinct = |experts: Experts| distinct_experts(experts, processor.expert_gamma, tokens);
+    let experts = layer.expert_bytes.as_f64() * model.experts.map_or(0.0, distinct);
     let memory =
         dense + experts / (bandwidth * efficiency) + kv_read_time(processor, layer, kv, pass);
 
@@ -85,11 +86,10 @@ pub(super) fn head_time(processor: &ProcessorSpec, model: &ModelProfile, pass: P
 }
 
 /// Distinct experts that `tokens` tokens touch: X·(1 - (1 - x/X)^(n^γ)).
-fn distinct_experts(model: &ModelProfile, processor: &ProcessorSpec, tokens: f64) -> f64 {
-    let Some(experts) = model.experts else { return 0.0 };
+pub(super) fn distinct_experts(experts: Experts, gamma: f64, tokens: f64) -> f64 {
     let count = f64::from(experts.count);
     let missed = 1.0 - f64::from(experts.used) / count;
-    count * (1.0 - missed.powf(tokens.powf(processor.expert_gamma)))
+    count * (1.0 - missed.powf(tokens.powf(gamma)))
 }
 
 fn kv_read_time(processor: &ProcessorSpec, layer: &LayerSpec, kv: KvType, pass: Pass) -> f64 {

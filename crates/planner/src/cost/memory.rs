@@ -81,7 +81,7 @@ pub enum Fit {
 }
 
 /// Memory a stage takes: GPU weights, KV, head and embedding by the rule of PLANNER 8.2; pinned
-/// layers, two slots for streamed ones and the CPU's compute buffer in RAM. What a GPU's own buffers
+/// layers, two slots for streamed ones, what is no expert of streamed ones with experts, and the CPU's compute buffer in RAM. What a GPU's own buffers
 /// take is already off its usable memory.
 #[must_use]
 pub fn stage_demand(
@@ -98,10 +98,13 @@ pub fn stage_demand(
     };
     let has_gpu = device.gpu().is_some();
     let head = if stage.head { model.head_resident_bytes() } else { Bytes::ZERO };
-    let widest = layers(stage.stream).map(|layer| model.layer_bytes(layer)).max();
+    let moving = |layer: LayerIndex| moving_bytes(model, layer);
+    let widest = layers(stage.stream).map(moving).max();
+    let stays = |layer: LayerIndex| model.layer_bytes(layer).saturating_sub(moving(layer));
+    let beside: Bytes = layers(stage.stream).map(stays).sum();
     let mut demand = MemoryDemand {
         gpu: weights(stage.gpu) + kv(stage.gpu),
-        ram: weights(stage.ram) + widest.unwrap_or_default().times(2),
+        ram: weights(stage.ram) + widest.unwrap_or_default().times(2) + beside,
     };
     let cpu_kv = kv(stage.ram) + kv(stage.stream);
     if has_gpu && stage.cpu_kv == KvPlace::Gpu {
@@ -144,6 +147,13 @@ pub fn stage_fit(demand: MemoryDemand, budget: MemoryBudget) -> Fit {
 
 fn layers(ranges: &[LayerRange]) -> impl Iterator<Item = LayerIndex> + '_ {
     ranges.iter().flat_map(|range| range.iter())
+}
+
+/// Bytes of a streamed layer that do not stay: its experts, or all of it where it has none.
+pub(crate) fn moving_bytes(model: &ModelProfile, layer: LayerIndex) -> Bytes {
+    let experts = model.experts.map_or(0, |experts| u64::from(experts.count));
+    let bytes = model.layer(layer).expert_bytes.times(experts);
+    if bytes > Bytes::ZERO { bytes } else { model.layer_bytes(layer) }
 }
 
 /// KV all slots of a stage keep of one layer.

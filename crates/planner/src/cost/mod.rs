@@ -5,6 +5,7 @@ mod energy;
 mod layer;
 mod memory;
 mod ring;
+mod stream;
 
 use motley_cluster::{
     Bytes, Cluster, DeviceId, DeviceProfile, KvType, LayerIndex, LayerRange, ModelProfile, Phase,
@@ -13,8 +14,10 @@ use motley_cluster::{
 
 pub use disk::{DiskModel, cyclic_lru_time, excess_time, lru_loads, windowed_lru_time};
 pub use energy::pass_energy;
+pub(crate) use memory::moving_bytes;
 pub use memory::{Fit, MemoryBudget, MemoryDemand, StageShape, stage_demand, stage_fit};
 pub use ring::{RingDevice, RingLoad, RingTime, ring_time};
+pub use stream::{Stream, StreamDemand};
 
 /// Which processor of a device computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,6 +137,30 @@ impl<'a> CostModel<'a> {
     pub fn head_time(&self, device: DeviceId, site: Site, pass: Pass) -> Option<Seconds> {
         let processor = processor(self.cluster.device(device), site)?;
         Some(layer::head_time(processor, self.model, pass))
+    }
+
+    /// Bytes that a pass reads of a layer that does not stay in memory. Of a dense layer all of them;
+    /// of a mixture the rest stays, and of X experts those are read that the pass chooses and that are
+    /// not among the part `cached`, each expert being as likely as another:
+    /// X·(1 − (1 − x/X)^n) · bytes of an expert · (1 − cached).
+    #[must_use]
+    pub fn streamed_bytes(&self, layer: LayerIndex, tokens: u32, cached: f64) -> Bytes {
+        let spec = self.model.layer(layer);
+        let Some(experts) = self.model.experts.filter(|_| spec.expert_bytes > Bytes::ZERO) else {
+            return self.model.layer_bytes(layer);
+        };
+        let chosen = layer::distinct_experts(experts, 1.0, f64::from(tokens));
+        let absent = 1.0 - cached.clamp(0.0, 1.0);
+        Bytes::from_real(spec.expert_bytes.as_f64() * chosen * absent).unwrap_or_default()
+    }
+
+    /// Mean of [`Self::streamed_bytes`] over all layers, with nothing cached.
+    #[must_use]
+    pub fn mean_streamed_bytes(&self, tokens: u32) -> Bytes {
+        let layers = self.model.layers_count();
+        let read = |layer| self.streamed_bytes(LayerIndex::new(layer), tokens, 0.0);
+        let all: Bytes = (0..layers).map(read).sum();
+        Bytes::new(all.count() / u64::from(layers))
     }
 
     /// Time of looking the pass's tokens up in the embedding table, in RAM.

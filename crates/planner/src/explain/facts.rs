@@ -349,7 +349,7 @@ impl Facts<'_> {
         if !self.problem.options.allow_streaming {
             return None;
         }
-        let read = self.problem.model.mean_layer_bytes() / profile.reload_rate();
+        let read = self.costs.mean_streamed_bytes(pass.tokens) / profile.reload_rate();
         Some(NextLayer { place: NextLayerPlace::Stream, time: cpu.max(read) })
     }
 
@@ -469,7 +469,7 @@ impl Facts<'_> {
         let time = self.costs.mean_layer_time(device, site, pass).unwrap_or_default();
         if weights == Residency::Stream {
             let rate = self.problem.cluster.device(device).reload_rate();
-            return time.max(self.problem.model.mean_layer_bytes() / rate);
+            return time.max(self.costs.mean_streamed_bytes(pass.tokens) / rate);
         }
         time
     }

@@ -15,8 +15,22 @@ pub(super) struct Seat<'a> {
     pub(super) table: &'a SplitTable,
     /// Its hops per token if it takes part.
     pub(super) hops: Ticks,
+    /// Those of them that a stream does not read beside.
+    pub(super) hops_beside_stream: Ticks,
     /// What staying out costs; `None` if it must take part.
     pub(super) absent: Option<Ticks>,
+}
+
+impl Seat<'_> {
+    /// What the token takes at least for the stream's sake.
+    pub(super) fn streaming(&self, split: &Split) -> Ticks {
+        self.hops_beside_stream + split.busy + split.overlapped
+    }
+
+    /// What the token takes at least with this split.
+    fn least(&self, split: &Split) -> Ticks {
+        (self.hops + split.busy).max(self.streaming(split)) + split.added
+    }
 }
 
 /// Layers for every seat.
@@ -50,6 +64,11 @@ pub(super) fn allocate(seats: &[Seat<'_>], layers: u32, bound: Ticks) -> Option<
     mixed.or(overlapping)
 }
 
+/// The least busy and added time of allocations whose token may be below `bound`.
+pub(super) fn least_work(seats: &[Seat<'_>], layers: u32, bound: Ticks) -> Ticks {
+    Sums::new(&Search::new(seats, layers as usize, bound), NEVER, true).total()
+}
+
 struct Search<'a, 'b> {
     seats: &'a [Seat<'b>],
     layers: usize,
@@ -66,12 +85,11 @@ impl<'a, 'b> Search<'a, 'b> {
         let mut adds = false;
         for seat in seats {
             for split in seat.table.all() {
-                let own = split.busy + seat.hops + split.overlapped;
-                if own + split.added >= bound {
+                if seat.least(split) >= bound {
                     continue;
                 }
                 if split.overlapped > 0 {
-                    limits.push(own);
+                    limits.push(seat.streaming(split));
                 }
                 adds |= split.added > 0;
             }
@@ -159,10 +177,10 @@ impl<'a, 'b> Search<'a, 'b> {
         let mut best: Option<(Ticks, Split)> = None;
         for split in seat.table.of(layers) {
             let busy = split.busy + seat.hops;
-            let streams = split.overlapped > 0 && busy + split.overlapped > rule.limit;
+            let streams = split.overlapped > 0 && seat.streaming(split) > rule.limit;
             let adds = split.added > 0 && !rule.adding;
             let cost = busy + split.added;
-            if streams || adds || cost + split.overlapped >= self.bound {
+            if streams || adds || seat.least(split) >= self.bound {
                 continue;
             }
             if best.is_none_or(|(least, _)| cost < least) {
@@ -173,14 +191,16 @@ impl<'a, 'b> Search<'a, 'b> {
     }
 }
 
-/// Token and busy time of a ring, from each device's hops (or its cost of staying out) and split.
-pub(super) fn token_of(parts: impl Iterator<Item = (Ticks, Option<Split>)>) -> (Ticks, Ticks) {
+/// Token and busy time of a ring, from each device's hops (or its cost of staying out), the hops
+/// that its stream does not read beside, and its split.
+pub(super) fn token_of(
+    parts: impl Iterator<Item = (Ticks, Ticks, Option<Split>)>,
+) -> (Ticks, Ticks) {
     let (mut busy, mut longest, mut added) = (0, 0, 0);
-    for (hops, split) in parts {
-        let own = hops + split.map_or(0, |split| split.busy);
-        busy += own;
+    for (hops, hops_beside_stream, split) in parts {
+        busy += hops + split.map_or(0, |split| split.busy);
         if let Some(split) = split {
-            longest = longest.max(own + split.overlapped);
+            longest = longest.max(hops_beside_stream + split.busy + split.overlapped);
             added += split.added;
         }
     }
@@ -193,7 +213,10 @@ pub(super) fn measure(seats: &[Seat<'_>], splits: Vec<Option<Split>>) -> Allocat
         Some(_) => seat.hops,
         None => seat.absent.unwrap_or(NEVER),
     };
-    let parts = seats.iter().zip(&splits).map(|(seat, split)| (hops(seat, split), *split));
+    let parts = seats
+        .iter()
+        .zip(&splits)
+        .map(|(seat, split)| (hops(seat, split), seat.hops_beside_stream, *split));
     let (token, busy) = token_of(parts);
     Allocation { token, busy, splits }
 }

@@ -4,7 +4,7 @@ use motley_cluster::{
     Attention, BufferDemand, Bytes, DeviceId, Seconds, Workload, compute_buffer_bytes,
 };
 
-use super::instance::{Clock, Instance, Member, RoundShape};
+use super::instance::{Chosen, Clock, Instance, Member, RoundShape};
 use super::realise::Overfull;
 use super::search::Scope;
 use crate::cost::{CostModel, DiskModel, MemoryBudget, Pass, Site};
@@ -111,6 +111,11 @@ pub(super) fn cpu_buffer(problem: &Problem, runs_head: bool) -> Bytes {
     compute_buffer_bytes(&problem.model, &demand)
 }
 
+/// Weights are read past the system's cache and while others compute.
+fn overlaps(problem: &Problem) -> bool {
+    matches!(problem.options.disk_model, DiskModel::RingOverlap | DiskModel::Streaming)
+}
+
 /// More than any token takes.
 fn longest(costs: &CostModel<'_>, pass: Pass, hop_all_rounds: Seconds) -> f64 {
     let model = costs.model();
@@ -153,7 +158,7 @@ impl Form<'_> {
         let site = if on_gpu { Site::Gpu } else { Site::Cpu };
         let mut time = self.costs.head_time(self.id, site, self.pass)?;
         time += self.costs.embedding_time(self.id, self.pass);
-        if self.problem.options.disk_model != DiskModel::RingOverlap {
+        if !overlaps(self.problem) {
             // Halda's κ: the embedding row is read from disk.
             time += model.embedding_row_bytes() / device.reload_rate();
         }
@@ -183,7 +188,7 @@ impl Form<'_> {
         let time = |seconds: Seconds| self.clock.ticks(seconds.value());
         let layer_time = |site| self.costs.mean_layer_time(self.id, site, self.pass);
         let cpu_layer = time(layer_time(Site::Cpu).expect("every device has a CPU"));
-        let reloads = device.is_metal() && problem.options.disk_model != DiskModel::RingOverlap;
+        let reloads = device.is_metal() && !overlaps(problem);
         let output = if self.head { model.output_bytes.count() as i64 } else { 0 };
         Member {
             cpu_layer,
@@ -198,6 +203,17 @@ impl Form<'_> {
             shared: budget.shared,
             reload_all: reloads.then_some(output),
             read_per_byte: self.clock.per_byte(1.0 / device.reload_rate().value()),
+            chosen: self.chosen(),
         }
+    }
+
+    /// Mean experts of a layer, all and those of one token; `None` without any.
+    fn chosen(&self) -> Option<Chosen> {
+        let model = &self.problem.model;
+        let count = u64::from(model.experts?.count);
+        let all: Bytes = model.layers.iter().map(|layer| layer.expert_bytes.times(count)).sum();
+        let all_bytes = (all.count() / u64::from(model.layers_count())) as i64;
+        let token_bytes = self.costs.mean_streamed_bytes(1).count() as i64;
+        (all_bytes > 0).then_some(Chosen { all_bytes, token_bytes })
     }
 }

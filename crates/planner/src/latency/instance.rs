@@ -3,7 +3,7 @@
 //! Whole numbers make sums independent of their order, so that ties are ties on every machine and a
 //! permuted cluster has the same optimum.
 
-use crate::cost::DiskModel;
+use crate::cost::{DiskModel, Stream, StreamDemand};
 
 /// A time in ticks of the instance, scaled by [`TIE`].
 pub(super) type Ticks = i64;
@@ -74,11 +74,24 @@ pub(super) struct Member {
     pub(super) reload_all: Option<i64>,
     /// Ticks one byte takes to read, unscaled.
     pub(super) read_per_byte: f64,
+    /// Of layers that do not stay only chosen experts are read.
+    pub(super) chosen: Option<Chosen>,
+}
+
+/// The experts of a mean layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chosen {
+    /// Bytes of all of them; the rest of a layer always stays.
+    pub(super) all_bytes: i64,
+    /// Bytes of those that a token chooses.
+    pub(super) token_bytes: i64,
 }
 
 /// What the layers of one device that do not stay in memory cost per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct DiskCost {
+    /// Waiting within the device's own windows.
+    pub(super) waits: Ticks,
     /// Overlaps other devices' work.
     pub(super) overlapped: Ticks,
     /// Adds to the token.
@@ -121,12 +134,14 @@ pub(super) struct Instance {
 }
 
 impl Member {
-    /// Busy time of `cpu` and `gpu` layers in `rounds` rounds, without hops.
+    /// Time of computing `cpu` and `gpu` layers in `rounds` rounds, without hops. Rounds without a
+    /// layer cost no step.
     pub(super) fn busy(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
         let both = if cpu > 0 && gpu > 0 { self.copy } else { 0 };
         self.cpu_layer * i64::from(cpu)
             + self.gpu_layer * i64::from(gpu)
-            + (self.step + both) * i64::from(rounds)
+            + self.step * i64::from(rounds.min(cpu + gpu))
+            + both * i64::from(rounds)
     }
 
     /// Time of reading bytes.
@@ -171,6 +186,28 @@ impl Instance {
         gpu: u32,
         rounds: u32,
     ) -> Option<DiskCost> {
+        self.disk_spread(member, (cpu, gpu), rounds, rounds)
+    }
+
+    /// No more than [`Self::disk`] for as many rounds or more.
+    pub(super) fn disk_at_least(
+        &self,
+        member: &Member,
+        cpu: u32,
+        gpu: u32,
+        rounds: u32,
+    ) -> Option<DiskCost> {
+        self.disk_spread(member, (cpu, gpu), rounds, self.layers + 1)
+    }
+
+    /// Disk cost with a buffer for windows of this many rounds.
+    fn disk_spread(
+        &self,
+        member: &Member,
+        (cpu, gpu): (u32, u32),
+        rounds: u32,
+        windows: u32,
+    ) -> Option<DiskCost> {
         if gpu > member.gpu_layers_max {
             return None;
         }
@@ -184,13 +221,16 @@ impl Instance {
         let bytes = |layers: u32| i64::from(layers) * member.layer_bytes;
         // Keys and values cannot be streamed, so they come off the room first.
         let mut left = member.room_bytes - i64::from(cpu) * member.kv_bytes;
+        if let (DiskModel::Streaming, Some(chosen)) = (self.disk, member.chosen) {
+            return self.choose(member, chosen, (cpu, gpu), left);
+        }
         if let Some(beyond) = member.reload_all {
             left -= i64::from(gpu) * (member.layer_bytes + member.kv_bytes);
             if left < bytes(self.buffer_min) {
                 return None;
             }
             let added = member.read(bytes(cpu + gpu) + beyond);
-            return Some(DiskCost { added, pinned: 0, buffer: self.buffer_min, overlapped: 0 });
+            return Some(DiskCost { added, buffer: self.buffer_min, ..DiskCost::default() });
         }
         left -= if cpu > 0 { member.cpu_fixed_bytes } else { 0 };
         if member.shared {
@@ -203,37 +243,91 @@ impl Instance {
         let spare = capacity - self.buffer_min;
         let cost = match self.disk {
             DiskModel::Excess => {
-                let pinned = spare.min(cpu - 1);
-                DiskCost {
-                    added: member.read(over),
-                    pinned,
-                    buffer: self.buffer_min,
-                    overlapped: 0,
-                }
+                let (added, pinned) = (member.read(over), spare.min(cpu - 1));
+                DiskCost { added, pinned, buffer: self.buffer_min, ..DiskCost::default() }
             }
             DiskModel::CyclicLru => {
                 let added = member.read(bytes(cpu));
-                DiskCost { added, pinned: 0, buffer: self.buffer_min, overlapped: 0 }
+                DiskCost { added, buffer: self.buffer_min, ..DiskCost::default() }
             }
             DiskModel::RingOverlap => {
-                let buffer = cpu.div_ceil(rounds).max(self.buffer_min);
+                let buffer = cpu.div_ceil(windows).max(self.buffer_min);
                 if buffer <= capacity {
                     let pinned = capacity - buffer;
                     let overlapped = member.read(bytes(cpu - pinned));
-                    DiskCost { overlapped, added: 0, pinned, buffer }
+                    DiskCost { overlapped, pinned, buffer, ..DiskCost::default() }
                 } else {
                     let added = member.read(2 * bytes(cpu));
-                    DiskCost { added, pinned: 0, buffer: self.buffer_min, overlapped: 0 }
+                    DiskCost { added, buffer: self.buffer_min, ..DiskCost::default() }
                 }
             }
+            DiskModel::Streaming => self.stream(member, (cpu, gpu), (rounds, windows), capacity),
         };
         Some(cost)
+    }
+
+    /// Cost of reading experts when they are chosen. The whole device waits: no other work can begin,
+    /// and what will be chosen is not known before. With E layers' experts more than RAM holds, of
+    /// which those in slots are as likely to be chosen as others, a token reads E times what it
+    /// chooses of a layer ([`crate::CostModel::streamed_bytes`]).
+    fn choose(
+        &self,
+        member: &Member,
+        chosen: Chosen,
+        (cpu, gpu): (u32, u32),
+        mut left: i64,
+    ) -> Option<DiskCost> {
+        left -= i64::from(cpu) * (member.layer_bytes - chosen.all_bytes);
+        left -= if cpu > 0 { member.cpu_fixed_bytes } else { 0 };
+        if member.shared {
+            left -= i64::from(gpu) * (member.layer_bytes + member.kv_bytes);
+        }
+        let slots = i64::from(self.buffer_min) * chosen.all_bytes;
+        if cpu == 0 || left < slots {
+            return None;
+        }
+        let capacity = u32::try_from(left / chosen.all_bytes).unwrap_or(u32::MAX);
+        let waits = member.read(i64::from(cpu.saturating_sub(capacity)) * chosen.token_bytes);
+        let pinned = capacity - self.buffer_min;
+        Some(DiskCost { waits, pinned, buffer: self.buffer_min, ..DiskCost::default() })
+    }
+
+    /// Cost of a stream that reads on while its own device computes, with this much room in layers.
+    fn stream(
+        &self,
+        member: &Member,
+        (cpu, gpu): (u32, u32),
+        (rounds, windows): (u32, u32),
+        capacity: u32,
+    ) -> DiskCost {
+        let layer = member.read(member.layer_bytes);
+        let computing = member.cpu_layer * i64::from(cpu);
+        let demand = StreamDemand {
+            layers: cpu,
+            capacity,
+            buffer_min: self.buffer_min,
+            rounds: windows,
+            read_within: u32::try_from(computing / layer.max(1)).unwrap_or(u32::MAX),
+        };
+        let Stream { pinned, buffer, streamed, within } = Stream::of(&demand);
+        let waits = (layer * i64::from(within) - computing).max(0);
+        let busy = member.busy(cpu, gpu, rounds) + waits;
+        let overlapped = (layer * i64::from(streamed) - busy).max(0);
+        DiskCost { waits, overlapped, added: 0, pinned, buffer }
+    }
+
+    /// A device's hops in the time that streaming is added to: a stream that never pauses reads
+    /// while its device sends.
+    pub(super) fn hops_beside_stream(&self, hops: Ticks) -> Ticks {
+        if self.disk == DiskModel::Streaming { 0 } else { hops }
     }
 
     /// Numbers of rounds worth trying: only overlap ever prefers more than one (PLANNER 3.7).
     pub(super) fn rounds(&self) -> std::ops::RangeInclusive<u32> {
         match self.disk {
-            DiskModel::RingOverlap => 1..=self.rounds_max.min(self.layers).max(1),
+            DiskModel::RingOverlap | DiskModel::Streaming => {
+                1..=self.rounds_max.min(self.layers).max(1)
+            }
             DiskModel::Excess | DiskModel::CyclicLru => 1..=1,
         }
     }

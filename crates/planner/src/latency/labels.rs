@@ -46,7 +46,7 @@ pub(super) fn allocate(seats: &[Seat<'_>], task: &Task<'_>) -> Option<Allocation
                 for split in seat.table.all() {
                     let taken = split.layers() as usize;
                     let own = split.busy + seat.hops;
-                    let streams = split.overlapped > 0 && own + split.overlapped > task.limit;
+                    let streams = split.overlapped > 0 && seat.streaming(split) > task.limit;
                     if streams || taken == 0 || held + taken > layers {
                         continue;
                     }

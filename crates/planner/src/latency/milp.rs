@@ -112,7 +112,7 @@ impl Program<'_> {
             released: problem.add_integer_column(0.0, 0.0..=streaming),
             added: problem.add_column(1.0, 0.0..),
         };
-        problem.add_row(f64::from(self.rounds).., [(columns.cpu, 1.0), (columns.gpu, 1.0)]);
+        problem.add_row(1.0.., [(columns.cpu, 1.0), (columns.gpu, 1.0)]);
         problem.add_row(..=0.0, [(columns.cpu, 1.0), (columns.any_cpu, -all)]);
         if member.copy > 0 && member.gpu_layers_max > 0 {
             let any_gpu = problem.add_integer_column(0.0, 0.0..=1.0);
@@ -130,6 +130,7 @@ impl Program<'_> {
             match self.instance.disk {
                 _ if member.reload_all.is_some() => self.reload_all(&member, &columns),
                 DiskModel::RingOverlap => self.overlap(&member, &columns),
+                DiskModel::Streaming => unreachable!("its buffer is no linear program"),
                 DiskModel::Excess | DiskModel::CyclicLru => self.add_disk(&member, &columns),
             }
         }

@@ -7,7 +7,7 @@ use super::instance::{Instance, Member, RoundShape, Ticks};
 pub(super) struct Split {
     pub(super) cpu: u32,
     pub(super) gpu: u32,
-    /// Busy time per token without hops.
+    /// Busy time per token without hops, waiting for the disk within own windows included.
     pub(super) busy: Ticks,
     /// Streaming that overlaps other devices' work.
     pub(super) overlapped: Ticks,
@@ -36,13 +36,23 @@ pub(super) struct SplitTable {
     starts: Vec<u32>,
 }
 
+/// For which numbers of rounds splits are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rounds {
+    Exactly(u32),
+    /// No split costs more than with any larger number.
+    AtLeast(u32),
+}
+
 impl SplitTable {
-    pub(super) fn new(instance: &Instance, member: &Member, rounds: u32) -> Self {
+    /// Splits with which a token can be below the bound.
+    pub(super) fn new(instance: &Instance, member: &Member, rounds: Rounds, bound: Ticks) -> Self {
         let mut table = Self { splits: Vec::new(), starts: vec![0] };
+        let mut possible = true;
         for layers in 0..=instance.layers {
-            let uneven = instance.shape == RoundShape::Uneven;
-            if layers >= rounds && (uneven || layers.is_multiple_of(rounds)) {
-                table.add(instance, member, layers, rounds);
+            if possible && layers > 0 && layers.is_multiple_of(step(instance, rounds)) {
+                // What takes too long with these layers does so with more.
+                possible = table.add(instance, member, layers, (rounds, bound));
             }
             table.starts.push(table.splits.len() as u32);
         }
@@ -58,14 +68,29 @@ impl SplitTable {
         &self.splits
     }
 
-    fn add(&mut self, instance: &Instance, member: &Member, layers: u32, rounds: u32) {
+    fn add(
+        &mut self,
+        instance: &Instance,
+        member: &Member,
+        layers: u32,
+        (rounds, bound): (Rounds, Ticks),
+    ) -> bool {
         let first = self.splits.len();
         for gpu in gpu_counts(instance, member, layers, rounds) {
             let cpu = layers - gpu;
-            if let Some(disk) = instance.disk(member, cpu, gpu, rounds) {
-                let busy = member.busy(cpu, gpu, rounds);
+            let (disk, rounds) = match rounds {
+                Rounds::Exactly(rounds) => (instance.disk(member, cpu, gpu, rounds), rounds),
+                Rounds::AtLeast(rounds) => {
+                    (instance.disk_at_least(member, cpu, gpu, rounds), rounds)
+                }
+            };
+            if let Some(disk) = disk {
+                let busy = member.busy(cpu, gpu, rounds) + disk.waits;
                 let (overlapped, added) = (disk.overlapped, disk.added);
                 let split = Split { cpu, gpu, busy, overlapped, added };
+                if busy + overlapped + added >= bound {
+                    continue;
+                }
                 if !self.splits[first..].iter().any(|other| other.no_worse_than(&split)) {
                     let mut kept = self.splits.split_off(first);
                     kept.retain(|other| !split.no_worse_than(other));
@@ -74,6 +99,15 @@ impl SplitTable {
                 }
             }
         }
+        self.splits.len() > first
+    }
+}
+
+/// What numbers of layers are multiples of.
+fn step(instance: &Instance, rounds: Rounds) -> u32 {
+    match rounds {
+        Rounds::Exactly(rounds) if instance.shape == RoundShape::Equal => rounds,
+        Rounds::Exactly(_) | Rounds::AtLeast(_) => 1,
     }
 }
 
@@ -83,9 +117,9 @@ fn gpu_counts(
     instance: &Instance,
     member: &Member,
     layers: u32,
-    rounds: u32,
+    rounds: Rounds,
 ) -> impl Iterator<Item = u32> {
-    let step = if instance.shape == RoundShape::Equal { rounds } else { 1 };
+    let step = step(instance, rounds);
     let most = member.gpu_layers_max.min(layers) / step * step;
     let resident = member.fits(layers - most, most);
     let faster = member.gpu_layer <= member.cpu_layer;

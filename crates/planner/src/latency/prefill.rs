@@ -3,8 +3,9 @@
 use motley_cluster::{DeviceId, Seconds};
 
 use super::instance::Instance;
+use super::options::Split;
 use super::ring::Assignment;
-use crate::cost::{CostModel, Pass, Site};
+use crate::cost::{CostModel, DiskModel, Pass, Site};
 use crate::problem::Problem;
 
 /// Time from a request to its first token on an idle ring: its chunks go around one after another.
@@ -63,10 +64,50 @@ fn chunk_time(costs: &CostModel<'_>, instance: &Instance, best: &Assignment, pas
         } else {
             hop(*device, ring.order[0]) * (rounds - 1.0) + hop(*device, ring.head)
         };
+        if instance.disk == DiskModel::Streaming {
+            let computing = layer(*device, Site::Cpu) * f64::from(split.cpu);
+            let layer_bytes = costs.mean_streamed_bytes(pass.tokens).count();
+            let device = (*device, ring.head);
+            let read = Reading::of(instance, device, (split, best.rounds), layer_bytes as i64);
+            own += (read.within_s - computing).max(0.0) + read.chosen_s;
+            longest = longest.max(read.all_s);
+        } else {
+            longest = longest.max(own + instance.clock.seconds(split.overlapped));
+            added += instance.clock.seconds(split.added);
+        }
         busy += own;
-        longest = longest.max(own + instance.clock.seconds(split.overlapped));
-        added += instance.clock.seconds(split.added);
     }
     busy += costs.embedding_time(id(ring.head), pass).value();
     busy.max(longest) + added
+}
+
+/// Time of what a stream reads per pass.
+struct Reading {
+    all_s: f64,
+    /// Of it, what is read within the device's own windows.
+    within_s: f64,
+    /// Experts, which nothing is computed beside.
+    chosen_s: f64,
+}
+
+impl Reading {
+    fn of(
+        instance: &Instance,
+        (device, head): (usize, usize),
+        (split, rounds): (&Split, u32),
+        layer_bytes: i64,
+    ) -> Self {
+        let member = instance.member(device, head);
+        let disk = instance.disk(member, split.cpu, split.gpu, rounds);
+        let disk = disk.expect("an assignment is feasible");
+        let layer_s = instance.clock.seconds(member.read(layer_bytes));
+        let time = |layers: u32| layer_s * f64::from(layers);
+        let streamed = split.cpu - disk.pinned;
+        if member.chosen.is_some() {
+            let absent = streamed.saturating_sub(disk.buffer);
+            return Self { all_s: 0.0, within_s: 0.0, chosen_s: time(absent) };
+        }
+        let within = streamed.saturating_sub(rounds.saturating_mul(disk.buffer));
+        Self { all_s: time(streamed), within_s: time(within), chosen_s: 0.0 }
+    }
 }

@@ -12,7 +12,8 @@ use super::order::hop;
 use super::prefill::time_to_first_token;
 use super::ring::Assignment;
 use crate::cost::{
-    CostModel, Fit, GpuShare, MemoryBudget, Site, StageShape, pass_energy, stage_demand, stage_fit,
+    CostModel, DiskModel, Fit, GpuShare, MemoryBudget, Site, StageShape, moving_bytes, pass_energy,
+    stage_demand, stage_fit,
 };
 use crate::problem::Problem;
 use crate::waiting::{Demand, Goal, Sums};
@@ -115,9 +116,18 @@ fn place(instance: &Instance, best: &Assignment) -> Vec<(usize, Placed)> {
             let ram = part(pinned, true);
             placed.windows.push(LayerRange::with_len(next, gpu + cpu));
             placed.keep(&mut next, gpu, Residency::Gpu);
-            // Streamed layers come last, so that they have the longest time to arrive.
-            placed.keep(&mut next, ram, Residency::Ram);
-            placed.keep(&mut next, cpu - ram, Residency::Stream);
+            if instance.disk == DiskModel::Streaming {
+                // Taking turns, so that the stream's buffer neither fills nor runs dry for long.
+                for layer in 0..cpu {
+                    let stays = (layer + 1) * ram / cpu > layer * ram / cpu;
+                    let kept = if stays { Residency::Ram } else { Residency::Stream };
+                    placed.keep(&mut next, 1, kept);
+                }
+            } else {
+                // Streamed layers come last, so that they have the longest time to arrive.
+                placed.keep(&mut next, ram, Residency::Ram);
+                placed.keep(&mut next, cpu - ram, Residency::Stream);
+            }
         }
     }
     placed
@@ -131,7 +141,12 @@ impl Placed {
         let layers = LayerRange::with_len(*next, count);
         *next += count;
         let kv = if weights == Residency::Gpu { KvPlace::Gpu } else { KvPlace::Ram };
-        self.runs.push(ResidencyRun { layers, weights, kv });
+        match self.runs.last_mut() {
+            Some(run) if run.weights == weights && run.layers.end() == layers.start() => {
+                run.layers = LayerRange::with_len(run.layers.start(), run.layers.len() + count);
+            }
+            _ => self.runs.push(ResidencyRun { layers, weights, kv }),
+        }
         match weights {
             Residency::Gpu => self.gpu.push(layers),
             Residency::Ram => self.ram.push(layers),
@@ -159,7 +174,7 @@ fn claim(
     };
     let mut demand = stage_demand(profile, &problem.model, &problem.workload, &shape);
     let streamed = placed.stream.iter().flat_map(|range| range.iter());
-    let widest = streamed.map(|layer| problem.model.layer_bytes(layer)).max();
+    let widest = streamed.map(|layer| moving_bytes(&problem.model, layer)).max();
     let at = best.ring.order.iter().position(|other| *other == device);
     if let (Some(widest), Some(at)) = (widest, at) {
         let member = instance.member(device, best.ring.head);

@@ -53,8 +53,8 @@ impl Ring {
         hop(instance, self.head, self.order[0])
     }
 
-    /// The best division of layers with a token below `bound`, every device taking part in every
-    /// round.
+    /// The best division of layers with a token below `bound`, every device taking part. The token
+    /// passes a device in every round, with few layers in some rounds for nothing.
     pub(super) fn divide(
         &self,
         instance: &Instance,
@@ -79,6 +79,7 @@ impl Ring {
         let seat = |(at, table): (usize, &&'a SplitTable)| Seat {
             table,
             hops: self.hops(instance, at, rounds) + 1,
+            hops_beside_stream: instance.hops_beside_stream(self.hops(instance, at, rounds)),
             absent: None,
         };
         tables.iter().enumerate().map(seat).collect()
@@ -103,12 +104,15 @@ pub(super) fn measured(
     for (device, (cpu, gpu)) in ring.order.iter().zip(layers) {
         let member = instance.member(*device, ring.head);
         let disk = instance.disk(member, *cpu, *gpu, rounds)?;
-        let busy = member.busy(*cpu, *gpu, rounds);
+        let busy = member.busy(*cpu, *gpu, rounds) + disk.waits;
         let (overlapped, added) = (disk.overlapped, disk.added);
         splits.push(Split { cpu: *cpu, gpu: *gpu, busy, overlapped, added });
     }
-    let hops = (0..ring.order.len()).map(|at| ring.hops(instance, at, rounds) + 1);
-    let (token, busy) = token_of(hops.zip(splits.iter().copied().map(Some)));
+    let parts = splits.iter().enumerate().map(|(at, split)| {
+        let hops = ring.hops(instance, at, rounds);
+        (hops + 1, instance.hops_beside_stream(hops), Some(*split))
+    });
+    let (token, busy) = token_of(parts);
     let constant = ring.constant(instance);
     let (token, busy) = (token + constant, busy + constant);
     Some(Assignment { ring: ring.clone(), rounds, splits, token, busy })

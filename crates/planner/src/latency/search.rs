@@ -1,8 +1,8 @@
 //! Which devices, which head, how many rounds: exact where hops are alike or devices few.
 
-use super::allocate::{Seat, allocate, whole};
+use super::allocate::{Seat, allocate, least_work, whole};
 use super::instance::{Instance, Member, NEVER, TIE, Ticks};
-use super::options::SplitTable;
+use super::options::{Rounds, SplitTable};
 use super::order::{EXACT_DEVICES_MAX, Tours, hop, order};
 use super::ring::{Assignment, Ring};
 
@@ -34,12 +34,12 @@ pub(super) fn search(instance: &Instance, scope: &Scope) -> Found {
     let mut run =
         Run { instance, scope, hops: Hops::of(instance, scope), best: None, divisions: 0 };
     let mut all_tables = Vec::new();
+    let mut least = None;
     for rounds in instance.rounds() {
-        // More rounds only cost more hops, so what free memory rules out stays ruled out.
-        if rounds == 2 && run.settled(rounds) {
+        if rounds > 1 && run.settled(&mut least, rounds) {
             break;
         }
-        let tables = Tables::new(instance, scope, rounds);
+        let tables = run.tables(rounds);
         run.alone(&tables);
         for head in &scope.heads {
             run.with_head(&tables, *head);
@@ -59,7 +59,7 @@ pub(super) fn best_alone(instance: &Instance, scope: &Scope) -> Option<Assignmen
     let hops = Hops::of(instance, scope);
     let mut run = Run { instance, scope, hops, best: None, divisions: 0 };
     for rounds in instance.rounds() {
-        let tables = Tables::new(instance, scope, rounds);
+        let tables = run.tables(rounds);
         for head in scope.heads.iter().filter(|head| scope.devices.contains(head)) {
             run.try_ring(&tables, Ring { head: *head, order: vec![*head] });
         }
@@ -67,22 +67,34 @@ pub(super) fn best_alone(instance: &Instance, scope: &Scope) -> Option<Assignmen
     run.best
 }
 
-/// The best ring with this head over exactly these devices, with one of these numbers of rounds.
-pub(super) fn best_over(
+/// The best of what this ring becomes with one more device that must hold layers: with its head, any
+/// of its devices, and any number of rounds. The best only where hops are alike.
+pub(super) fn best_with(
     instance: &Instance,
-    (head, members): (usize, &[usize]),
-    rounds: &[u32],
+    ring: &Assignment,
+    device: usize,
 ) -> Option<Assignment> {
-    let scope = Scope {
-        devices: members.to_vec(),
-        heads: vec![head],
-        required: None,
-        divisions_max: u64::MAX,
-    };
+    let head = ring.ring.head;
+    let mut devices = ring.ring.order.clone();
+    devices.push(device);
+    devices.sort_unstable();
+    let scope =
+        Scope { devices, heads: vec![head], required: Some(device), divisions_max: u64::MAX };
     let hops = Hops::of(instance, &scope);
     let mut run = Run { instance, scope: &scope, hops, best: None, divisions: 0 };
-    for rounds in rounds {
-        run.try_set(&Tables::new(instance, &scope, *rounds), head, members);
+    let mut least = None;
+    // Beginning near the best, so that most other numbers are ruled out at once.
+    let below = (1..ring.rounds).rev();
+    let above = ring.rounds + 1..=*instance.rounds().end();
+    for rounds in std::iter::once(ring.rounds).chain(below).chain(above) {
+        if rounds > ring.rounds && run.settled(&mut least, rounds) {
+            break;
+        }
+        let tables = run.tables(rounds);
+        if let Some(members) = run.lowest(&tables, rounds, head) {
+            run.try_set(&tables, head, &members);
+            run.try_set(&tables, head, &scope.devices);
+        }
     }
     run.best
 }
@@ -95,7 +107,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn new(instance: &Instance, scope: &Scope, rounds: u32) -> Self {
+    fn new(instance: &Instance, scope: &Scope, rounds: Rounds, bound: Ticks) -> Self {
         let mut plain = vec![None; instance.devices()];
         let mut as_head = plain.clone();
         // Of twins one table is made, and copied.
@@ -104,7 +116,7 @@ impl Tables {
             if let Some((_, known)) = made.iter().find(|(other, _)| *other == member) {
                 return known.clone();
             }
-            let table = SplitTable::new(instance, member, rounds);
+            let table = SplitTable::new(instance, member, rounds, bound);
             made.push((member, table.clone()));
             table
         };
@@ -114,6 +126,7 @@ impl Tables {
                 as_head[*device] = Some(table(member));
             }
         }
+        let (Rounds::Exactly(rounds) | Rounds::AtLeast(rounds)) = rounds;
         Self { rounds, plain, as_head }
     }
 
@@ -167,6 +180,13 @@ impl Run<'_> {
         }
     }
 
+    /// Tables of what may still be better; a tie more, because the best so far may come to have more
+    /// rounds.
+    fn tables(&self, rounds: u32) -> Tables {
+        let bound = self.bound(rounds) + TIE;
+        Tables::new(self.instance, self.scope, Rounds::Exactly(rounds), bound)
+    }
+
     /// What a token must stay below to be of interest with this number of rounds: equal times count
     /// only with no more rounds.
     fn bound(&self, rounds: u32) -> Ticks {
@@ -207,30 +227,35 @@ impl Run<'_> {
         self.offer(found);
     }
 
-    /// Whether no ring with at least this many rounds can be better, even if memory were free.
-    fn settled(&self, rounds: u32) -> bool {
-        let mut free = self.instance.clone();
-        for member in
-            free.plain.iter_mut().chain(free.as_head.iter_mut().flatten().map(|h| &mut h.0))
-        {
-            member.room_bytes = i64::MAX / 4;
-        }
-        let tables = Tables::new(&free, self.scope, rounds);
-        let alone = self.scope.devices.iter().all(|device| {
-            let ring = Ring { head: *device, order: vec![*device] };
-            free.as_head[*device].is_none()
-                || ring
-                    .divide(&free, &[tables.of(*device, *device)], rounds, self.bound(rounds))
-                    .is_none()
-        });
-        alone && self.scope.heads.iter().all(|head| self.lowest(&free, &tables, *head).is_none())
+    /// Whether no ring with at least this many rounds can be better, even if streams took no more
+    /// memory than with the most rounds: more rounds then only cost more hops.
+    fn settled(&self, least: &mut Option<Tables>, rounds: u32) -> bool {
+        let instance = self.instance;
+        let bound = self.bound(rounds) + TIE;
+        let new = || Tables::new(instance, self.scope, Rounds::AtLeast(rounds), bound);
+        let tables = least.get_or_insert_with(new);
+        let alone = |head: usize, device: usize| {
+            let ring = Ring { head, order: vec![device] };
+            if instance.as_head[head].is_none() || (ring.idle_head() && !instance.idle_head) {
+                return false;
+            }
+            let table = tables.of(device, head);
+            ring.divide(instance, &[table], rounds, self.bound(rounds)).is_some()
+        };
+        // A device alone sends nothing between rounds, so that bounds on hops do not hold for it.
+        self.scope.heads.iter().all(|head| {
+            self.lowest(tables, rounds, *head).is_none()
+                && !self.scope.devices.iter().any(|device| alone(*head, *device))
+        })
     }
 
     /// The best division of layers with every hop at its least: its devices, in no order. `None` if
     /// even that does not beat the best so far.
-    fn lowest(&self, instance: &Instance, tables: &Tables, head: usize) -> Option<Vec<usize>> {
+    fn lowest(&self, tables: &Tables, rounds: u32, head: usize) -> Option<Vec<usize>> {
+        let instance = self.instance;
         let (_, constant) = instance.as_head[head].as_ref()?;
-        let rounds = i64::from(tables.rounds);
+        let bound = self.bound(rounds);
+        let rounds = i64::from(rounds);
         let leave = |device: usize| self.hops.out_min[device].min(NEVER / 64);
         let seat = |device: &usize| {
             let absent = match *device == head {
@@ -240,13 +265,14 @@ impl Run<'_> {
                 false => Some(0),
             };
             let table = tables.of(*device, head);
-            Seat { table, hops: leave(*device).saturating_mul(rounds).min(NEVER) + 1, absent }
+            let hops = leave(*device).saturating_mul(rounds).min(NEVER);
+            let hops_beside_stream = instance.hops_beside_stream(hops);
+            Seat { table, hops: hops + 1, hops_beside_stream, absent }
         };
         let seats: Vec<Seat<'_>> = self.scope.devices.iter().map(seat).collect();
         // A head outside the devices is idle in any case, and its first hop is part of no seat.
         let outside = if self.scope.devices.contains(&head) { 0 } else { leave(head) };
-        let bound = self.bound(tables.rounds) - constant - outside;
-        let found = allocate(&seats, instance.layers, bound)?;
+        let found = allocate(&seats, instance.layers, bound - constant - outside)?;
         let taking = self.scope.devices.iter().zip(&found.splits);
         Some(taking.filter(|(_, split)| split.is_some()).map(|(device, _)| *device).collect())
     }
@@ -257,7 +283,7 @@ impl Run<'_> {
             return;
         }
         self.divisions += 1;
-        let Some(members) = self.lowest(self.instance, tables, head) else { return };
+        let Some(members) = self.lowest(tables, tables.rounds, head) else { return };
         self.try_set(tables, head, &members);
         if self.hops.uniform || self.scope.devices.len() > EXACT_DEVICES_MAX + 1 {
             return;
@@ -265,11 +291,36 @@ impl Run<'_> {
         let others: Vec<usize> =
             self.scope.devices.iter().copied().filter(|device| *device != head).collect();
         let tours = Tours::new(self.instance, head, &others);
+        let least = self.least_work(tables, head);
         for set in 1..1_usize << others.len() {
-            if let Some(tour) = tours.order(self.instance, set) {
+            if let Some(tour) = tours.order(self.instance, set)
+                && self.may_be_better(tables, &tour, least)
+            {
                 self.try_tour(tables, tour);
             }
         }
+    }
+
+    /// The least busy time of any division among any devices, without hops.
+    fn least_work(&self, tables: &Tables, head: usize) -> Ticks {
+        let seat = |device: &usize| {
+            let table = tables.of(*device, head);
+            Seat { table, hops: 0, hops_beside_stream: 0, absent: Some(0) }
+        };
+        let seats: Vec<Seat<'_>> = self.scope.devices.iter().map(seat).collect();
+        least_work(&seats, self.instance.layers, self.bound(tables.rounds))
+    }
+
+    /// Whether a tour, or the same with an idle head, leaves enough time for the work.
+    fn may_be_better(&self, tables: &Tables, tour: &[usize], least: Ticks) -> bool {
+        let head = tour[0];
+        let room = self.bound(tables.rounds) - least;
+        let fits = |order: &[usize]| {
+            let ring = Ring { head, order: order.to_vec() };
+            let hops = ring.hops_total(self.instance, tables.rounds);
+            hops + ring.constant(self.instance) < room
+        };
+        fits(tour) || (self.instance.idle_head && fits(&tour[1..]))
     }
 
     /// The ring over a set, in the order of the shortest tour.

@@ -7,7 +7,7 @@ use super::build;
 use super::instance::{Instance, Ticks};
 use super::realise::time;
 use super::ring::Assignment;
-use super::search::{best_alone, best_over};
+use super::search::{best_alone, best_with};
 use crate::problem::{Budget, Problem, Reason};
 
 /// Reasons for the plan as a whole, for every device in it, and for every device left out.
@@ -73,12 +73,7 @@ fn bottleneck(instance: &Instance, best: &Assignment) -> Option<Reason> {
 
 /// What a device would bring and cost if it joined: gain and hops separately.
 fn left_out(instance: &Instance, best: &Assignment, device: usize) -> Reason {
-    let mut members = best.ring.order.clone();
-    members.push(device);
-    members.sort_unstable();
-    let mut rounds = vec![1, best.rounds, (best.rounds + 1).min(*instance.rounds().end())];
-    rounds.dedup();
-    let with = best_over(instance, (best.ring.head, &members), &rounds);
+    let with = best_with(instance, best, device);
     let hops = |found: &Assignment| {
         let ring = &found.ring;
         ring.hops_total(instance, found.rounds) + ring.first_hop(instance)

@@ -117,7 +117,7 @@ impl Costs {
                 gpu_layer: mean(Site::Gpu),
                 round_cost: Seconds::new(round).unwrap_or_default(),
                 resident_layers: capacities[member].1,
-                layer_bytes: setting.problem.model.mean_layer_bytes(),
+                layer_bytes: setting.costs.mean_streamed_bytes(pass.tokens),
                 disk: device.reload_rate(),
             }
         };

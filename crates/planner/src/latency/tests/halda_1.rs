@@ -1,6 +1,7 @@
 //! Halda-1 of PLANNER 9: the published iteration and the one-shot search.
 
-use super::super::instance::{Clock, Instance, Member, RoundShape};
+use super::super::instance::{Clock, Instance, Member, NEVER, RoundShape};
+use super::super::options::{Rounds, SplitTable};
 use super::super::paper::{Iterated, Kind, PaperDevice, PaperProblem, Set, iterate};
 use super::super::ring::{Ring, measured};
 use super::super::search::search;
@@ -85,6 +86,7 @@ fn one_shot() -> Instance {
         shared: false,
         reload_all: None,
         read_per_byte: clock.per_byte(1e-3 / disk),
+        chosen: None,
     };
     // Sizes in kB: RAM less buffers, and on the head less the output and one embedding row.
     let mut head = member((6.0, -4.0), 3, 420_000 - 80_000 - 100_100, 1.0);
@@ -145,8 +147,15 @@ fn one_shot_finds_the_optimum_at_once() {
 #[test]
 fn the_same_division_is_found_with_all_devices_required() {
     let instance = one_shot();
-    let all = (0, [0, 1, 2].as_slice());
-    let best = super::super::search::best_over(&instance, all, &[1, 2, 4, 8]).expect("feasible");
+    let all = Ring { head: 0, order: vec![0, 1, 2] };
+    let divided = [1, 2, 4, 8].into_iter().filter_map(|rounds| {
+        let table = |device: &usize| {
+            SplitTable::new(&instance, instance.member(*device, 0), Rounds::Exactly(rounds), NEVER)
+        };
+        let tables: Vec<SplitTable> = all.order.iter().map(table).collect();
+        all.divide(&instance, &tables.iter().collect::<Vec<_>>(), rounds, i64::MAX / 8)
+    });
+    let best = divided.min_by_key(|found| found.token).expect("feasible");
     let splits: Vec<(u32, u32)> = best.splits.iter().map(|s| (s.layers(), s.gpu)).collect();
     assert_eq!((best.rounds, splits), (1, vec![(2, 2), (5, 3), (1, 0)]));
     assert!((instance.clock.seconds(best.token) - 54.1).abs() < 1e-9);

@@ -35,6 +35,7 @@ fn device(cpu: (f64, i64), gpu: (f64, u32)) -> Member {
         shared: false,
         reload_all: None,
         read_per_byte: 1.0,
+        chosen: None,
     }
 }
 
