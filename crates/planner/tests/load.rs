@@ -285,7 +285,7 @@ fn what_is_short_is_said_with_what_helps() {
     let (shortage, remedies) = refusal(&case, Method::Pareto);
     let fast = WorkloadSpec { speed_floor_tok_per_s: Some(rate(500.0)), ..spec };
     match shortage {
-        Shortage::ClusterMemory { needed, available } => assert!(needed >= available),
+        Shortage::ClusterMemory { needed, available } => assert!(needed > available),
         Shortage::Speed { reachable, .. } => {
             assert!(remedies.contains(&Remedy::LowerFloor { tok_per_s: reachable }));
         }
@@ -305,6 +305,35 @@ fn what_is_short_is_said_with_what_helps() {
     case.options.excluded = (1..4).map(DeviceId::new).collect();
     let (shortage, _) = refusal(&case, Method::Pareto);
     assert_eq!(shortage, Shortage::Devices { needed: 2, available: 1 });
+}
+
+#[test]
+fn memory_is_short_by_something_also_where_the_floor_is_missed_with_any_memory() {
+    // In sum there is room for 70B, but not for whole layers where they would have to lie, and no
+    // more memory of the largest device makes it fast enough.
+    let kinds = &Catalogue::builtin().devices;
+    let mut refused = 0;
+    for first in 0..kinds.len() {
+        let mut spec = builtin_cluster("e2llm-4").expect("built in").to_spec();
+        spec.devices =
+            (0..4).map(|at| kinds[(first + at) % kinds.len()].profile(&format!("d{at}"))).collect();
+        spec.links.pairs.clear();
+        spec.head = None;
+        let Ok(cluster) = Cluster::new(spec) else { continue };
+        let floor =
+            WorkloadSpec { speed_floor_tok_per_s: Some(rate(7.0)), ..workload(576.0, 588.0, 1.0) };
+        let options = PlanOptions { allow_streaming: false, ..PlanOptions::full() };
+        let mut case = problem("e2llm-4", "llama-3-70b-q4_k_m", floor, options);
+        case.cluster = cluster;
+        let found = plan(&case, Method::Pareto, Budget::DEFAULT);
+        if let Err(PlanError::Infeasible { shortage, .. }) = found
+            && let Shortage::ClusterMemory { needed, available } = shortage
+        {
+            refused += 1;
+            assert!(needed > available, "{first}: {needed} of {available}");
+        }
+    }
+    assert!(refused > 0);
 }
 
 #[test]

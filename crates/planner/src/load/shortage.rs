@@ -87,7 +87,8 @@ fn memory_shortage(setting: &Setting<'_>, copies: f64) -> Shortage {
     let kv = setting.slot_bytes(true) + if copies > 1.0 { setting.slot_bytes(false) } else { 0.0 };
     let needed = copies * setting.file_bytes() + kv;
     // Enough in sum and yet not enough: layers and heads are whole, so some of it stays empty.
-    let needed = needed.max(available + added(setting).unwrap_or(0) as f64);
+    let more = added(setting).or_else(|| added_without_floor(setting)).unwrap_or(0);
+    let needed = needed.max(available + more as f64);
     Shortage::ClusterMemory { needed: bytes(needed), available: bytes(available) }
 }
 
@@ -205,6 +206,13 @@ fn largest(setting: &Setting<'_>) -> motley_cluster::DeviceId {
     let rooms = setting.types.iter();
     let most = rooms.max_by(|a, b| a.room().total_cmp(&b.room()));
     most.map_or(motley_cluster::DeviceId::new(0), |kind| kind.members[0])
+}
+
+/// As [`added`] for a plan at any speed, because where both are short no memory helps alone.
+fn added_without_floor(setting: &Setting<'_>) -> Option<u64> {
+    let without = changed(setting.problem, |spec| spec.speed_floor_tok_per_s = None)?;
+    let devices = super::usable(&without);
+    added(&Setting::new(&without, setting.budget, &devices))
 }
 
 /// Memory that the device with the most room would need more for a plan to exist, in bytes to the
