@@ -11,7 +11,9 @@ use crate::terminal;
 /// Arguments of `motley run`.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "motley run [OPTIONS] <MODEL> [PROMPT]...")]
-#[command(after_help = "Without a prompt it chats; a pipe is read as the prompt or joined to it.")]
+#[command(
+    after_help = "Without a prompt it chats; a pipe is or follows the prompt. motley config show run lists more."
+)]
 pub(crate) struct Arguments {
     /// A GGUF file, or a name in the folder of models; then the prompt
     #[arg(value_names = ["MODEL", "PROMPT"], num_args = 0..)]
@@ -83,7 +85,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", hide = true)]
     pub(super) threads_batch: Option<usize>,
     /// Tokens computed at once, unless -ub is less
-    #[arg(short, long, value_name = "N", default_value_t = 2048)]
+    #[arg(short, long, value_name = "N", default_value_t = 2048, hide = true)]
     pub(super) batch_size: usize,
     /// Tokens computed at once (-ub)
     #[arg(long, value_name = "N", default_value_t = 512)]
@@ -91,9 +93,15 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) cache: CacheTypes,
     /// Layout of weights: measured or plain
-    #[arg(long, value_name = "LAYOUT", default_value = "measured", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "LAYOUT",
+        default_value = "measured",
+        hide_possible_values = true,
+        hide = true
+    )]
     pub(super) layout: LayoutName,
-    /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
+    /// Where weights are: mmap, ram, stream, or what fits
     #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
     pub(super) weights: WeightsPlace,
     /// Memory that may be used, such as 4G [default: what is available]
@@ -116,7 +124,7 @@ pub(crate) struct Arguments {
 /// How keys and values are cached, which may differ.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct CacheTypes {
-    /// Type of cached keys and, without -ctv, values: f16 or q8_0 (-ctk) [default: f16]
+    /// Type of cached keys, and values without -ctv (-ctk) [default: f16]
     #[arg(long, value_name = "TYPE", hide_possible_values = true)]
     cache_type_k: Option<CacheType>,
     /// Type of cached values (-ctv) [default: that of keys]

@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     /// Yes, the address may be reached from the internet
     #[arg(long)]
     pub(super) public: bool,
-    /// Host name that clients may call this machine by; may be given several times
+    /// Name that clients may call this machine by; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(super) host_name: Vec<String>,
     /// Site whose pages may read answers, such as `https://chat.example`
@@ -68,7 +68,7 @@ pub(crate) struct Arguments {
     /// Also export metrics under other servers' names
     #[arg(long, value_name = "NAMES", hide = true)]
     pub(super) metrics_compat: Option<MetricsCompat>,
-    /// Tokens of context per slot; 0 for the model's own [default: up to 4096]
+    /// Context of a slot; 0 for the model's own [default: up to 4096]
     #[arg(short = 'c', long = "ctx-size", value_name = "N")]
     pub(super) context: Option<u64>,
     /// Sequences at once (-np)
@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
         hide = true
     )]
     pub(super) layout: LayoutName,
-    /// Where weights are kept: mmap, which the system may drop, ram, stream, or what fits
+    /// Where weights are: mmap, ram, stream, or what fits
     #[arg(long, value_name = "PLACE", default_value = "auto", hide_possible_values = true)]
     pub(super) weights: WeightsPlace,
     /// Memory that may be used, such as 4G [default: what is available]
@@ -117,16 +117,16 @@ pub(crate) struct Arguments {
     /// Devices to wait for before the layers are dealt out
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) nodes: usize,
-    /// Who gets which layers: auto plans it; memory, even, or layers per device such as 10,12,8
+    /// Who gets layers: auto, memory, even, or 10,12,8
     #[arg(long, value_name = "SPLIT", default_value = "auto")]
     pub(super) split: Split,
-    /// What a plan is to be good at
-    #[arg(long, value_enum, default_value = "latency")]
+    /// Goal: latency, waiting, goodput or throughput
+    #[arg(long, value_enum, default_value = "latency", hide_possible_values = true)]
     pub(super) objective: Goal,
-    /// A TOML or JSON file of lengths, arrivals and limits, as motley plan reads it
+    /// File of lengths, arrivals and limits, as motley plan reads it
     #[arg(long, value_name = "FILE")]
     pub(super) workload: Option<PathBuf>,
-    /// A TOML or JSON file of what this device can do [default: it is measured]
+    /// File of what this device can do [default: it is measured]
     #[arg(long, value_name = "FILE")]
     pub(super) profile: Option<PathBuf>,
     /// Rounds of the ring per token, where --split says who gets which layers [default: 1]
@@ -141,7 +141,7 @@ pub(crate) struct Arguments {
         hide = true
     )]
     pub(super) wire: WireType,
-    /// Folder of keys and lists [default: motley in the user's state folder]
+    /// Folder of keys and lists [default: in the user's state folder]
     #[arg(long, value_name = "DIR")]
     pub(super) state: Option<PathBuf>,
     /// Print a line for every request
