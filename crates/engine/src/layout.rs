@@ -13,6 +13,7 @@ use motley_ggml::{
 };
 use motley_model::{ModelDirectory, TensorInfo};
 
+use crate::layer_set::LayerSet;
 use crate::weights::{bytes_of, element};
 
 /// How a matrix is kept.
@@ -111,13 +112,17 @@ fn is_of_experts(tensor: &TensorInfo) -> bool {
     tensor.shape[2] > 1
 }
 
-/// Bytes of interleaved copies at most: of every matrix that the processor has such a layout for.
-pub fn interleaved_bytes_max(directory: &ModelDirectory) -> u64 {
+/// Bytes of interleaved copies at most: of every matrix of these layers, and of the head, that the
+/// processor has such a layout for.
+///
+/// # Panics
+/// When the model has no such layer.
+pub fn interleaved_bytes_max(directory: &ModelDirectory, layers: &LayerSet, head: bool) -> u64 {
     let processors = devices().into_iter().filter(|device| device.kind() == DeviceKind::Cpu);
     let memories: Vec<BufferKind> = processors.flat_map(|it| it.weight_layouts()).collect();
-    let matrices = directory.layers.iter().flat_map(|layer| layer.matrices());
+    let matrices = layers.iter().flat_map(|layer| directory.layers[layer].matrices());
     let interleaved = matrices
-        .chain([directory.head_matrix()])
+        .chain(head.then(|| directory.head_matrix()))
         .filter(|tensor| !is_of_experts(tensor))
         .filter(|tensor| memories.iter().any(|memory| holds(memory, tensor)));
     interleaved.map(|tensor| tensor.bytes).sum()

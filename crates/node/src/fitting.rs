@@ -104,7 +104,11 @@ fn has_room_for_copies(model: &Model, wish: &EngineWish, fitted: &Fitted) -> any
     };
     let needed = memory::needed(directory, &usage, fitted.context_tokens)?.total_bytes();
     let budget = budget_bytes(wish);
-    let most = needed.saturating_add(interleaved_bytes_max(directory));
+    let most = needed.saturating_add(interleaved_bytes_max(
+        directory,
+        &(0..directory.layers.len()).into(),
+        true,
+    ));
     Ok(most <= budget.saturating_sub(slack_bytes(budget)))
 }
 

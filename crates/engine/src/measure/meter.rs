@@ -112,7 +112,10 @@ struct Probe {
     layers: Range<usize>,
     /// The kind of its layers; none for the head.
     kind: Option<usize>,
+    /// Of each run, or of short passes the mean of each turn.
     times: Vec<Duration>,
+    /// Of all runs together.
+    spent: Duration,
 }
 
 /// Passes with more tokens are timed on few layers: arithmetic is the same on every one.
@@ -246,6 +249,7 @@ impl ModelMeter {
         for probe in 0..self.probes[pass].len() {
             let took = self.time(self.passes[pass], self.probes[pass][probe].layers.clone())?;
             self.probes[pass][probe].times.push(took);
+            self.probes[pass][probe].spent += took;
         }
         Ok(())
     }
@@ -258,6 +262,8 @@ impl ModelMeter {
 
     /// Several runs of a short pass after one that wakes the threads, or one of a long pass. Windows
     /// and head follow each other as in a whole model, so that caches hold as much as they do there.
+    /// The runs of a turn count as one, of their mean: where a group of programs may only use a
+    /// processor for part of each moment, some runs are not held up at all and others for long.
     fn take_turn(&mut self, pass: usize) -> Result<(), MeasureError> {
         let short = self.passes[pass].tokens <= TOKENS_OF_WHOLE_WINDOWS;
         self.run_pass(pass)?;
@@ -265,12 +271,18 @@ impl ModelMeter {
             return Ok(());
         }
         self.forget_last(pass);
+        let turns = self.state(pass).0;
         let begun = Instant::now();
         for _ in 0..RUNS_PER_TURN {
             self.run_pass(pass)?;
             if begun.elapsed() >= TURN {
                 break;
             }
+        }
+        for probe in &mut self.probes[pass] {
+            let runs: Vec<Duration> = probe.times.drain(turns..).collect();
+            let count = u32::try_from(runs.len()).unwrap_or(1).max(1);
+            probe.times.push(runs.iter().sum::<Duration>() / count);
         }
         Ok(())
     }
@@ -279,7 +291,7 @@ impl ModelMeter {
     fn state(&self, pass: usize) -> (usize, Duration) {
         let probes = &self.probes[pass];
         let runs = probes.first().map_or(RUNS_MAX, |probe| probe.times.len());
-        (runs, probes.iter().flat_map(|probe| &probe.times).sum())
+        (runs, probes.iter().map(|probe| probe.spent).sum())
     }
 
     fn time(&mut self, pass: TimedPass, layers: Range<usize>) -> Result<Duration, MeasureError> {
@@ -352,13 +364,19 @@ fn probes(pass: TimedPass, kinds: &[Kind]) -> Vec<Probe> {
     let most = if large { LAYERS_OF_LARGE_PASSES } else { usize::MAX };
     let layers = kinds.iter().enumerate().map(|(kind, of)| {
         let end = of.layers.start + of.layers.len().min(most);
-        Probe { layers: of.layers.start..end, kind: Some(kind), times: Vec::new() }
+        Probe {
+            layers: of.layers.start..end,
+            kind: Some(kind),
+            times: Vec::new(),
+            spent: Duration::ZERO,
+        }
     });
     let after_all = kinds.iter().map(|kind| kind.layers.end).max().unwrap_or(0);
     let head = (pass.kind == PassKind::Decode).then(|| Probe {
         layers: after_all..after_all,
         kind: None,
         times: Vec::new(),
+        spent: Duration::ZERO,
     });
     layers.chain(head).collect()
 }

@@ -532,6 +532,7 @@ impl Control {
                 return self.tell_coordinator(ControlMessage::PeerLost(lost), now);
             }
         };
+        let allowance = self.allowance().clone();
         let Some(upcoming) = self.upcoming.as_mut().filter(|it| it.epoch == epoch) else { return };
         let assignment = Arc::new(upcoming.prepare.assignment.clone());
         let own = upcoming.prepare.member;
@@ -539,15 +540,24 @@ impl Control {
             let windows: Vec<_> = assignment.windows_of(own).map(|it| (it.start, it.end)).collect();
             let layers = assignment.windows_of(own);
             let layers = layers.map(|window| window.start as usize..window.end as usize);
+            let layers = LayerSet::new(layers);
+            let (residency, sizes) = (&upcoming.prepare.residency, &allowance.sizes);
+            let (fixed_bytes, budget_bytes) = (sizes.fixed_bytes(true), self.plan.budget_bytes);
+            let left_bytes = budget_bytes.saturating_sub(fixed_bytes);
+            let needed_bytes = fixed_bytes + room::layer_bytes(sizes, &windows, residency);
+            let buffer_bytes = room::stream_buffer_bytes(sizes, &windows, residency, left_bytes);
             let engine = self.plan.engine.clone();
             let cache = room::cache_element(assignment.spec().kv_type);
+            let directory = self.plan.model.directory();
+            let memory = (needed_bytes, budget_bytes);
             let options = EngineOptions {
-                layers: LayerSet::new(layers),
+                layout: room::layout(directory, (&layers, true), memory, engine.layout),
+                layers,
                 embedding: true,
                 head: true,
                 slots: assignment.spec().slots as usize,
                 cache: cache.context("this build cannot cache keys and values so")?,
-                placement: room::placement(&windows, &upcoming.prepare.residency, engine.placement),
+                placement: room::placement(&windows, residency, engine.placement, buffer_bytes),
                 ..engine
             };
             let model = &self.plan.model;

@@ -541,12 +541,12 @@ impl Session<'_> {
     fn load(&mut self, epoch: Epoch, path: PathBuf) {
         let Some(held) = self.deployments.get_mut(&epoch) else { return };
         let (loaded, failed) = (self.events.clone(), self.events.clone());
-        let options = engine_options(&held.prepare, &self.member.options);
         let started = Model::open(&path).map_err(anyhow::Error::from).and_then(|model| {
             let model = Arc::new(model);
+            let options = engine_options(&held.prepare, &self.member.options, model.directory())?;
             let plan = MemberPlan {
                 model: Arc::clone(&model),
-                options: options.context("this build cannot cache keys and values so")?,
+                options,
                 assignment: Arc::new(held.prepare.assignment.clone()),
                 index: held.prepare.member,
                 // The thread looks by itself soon enough.
@@ -606,21 +606,35 @@ fn windows(prepare: &Prepare) -> Vec<(u32, u32)> {
     windows.map(|window| (window.start, window.end)).collect()
 }
 
-fn engine_options(prepare: &Prepare, options: &MemberOptions) -> Option<EngineOptions> {
+fn engine_options(
+    prepare: &Prepare,
+    options: &MemberOptions,
+    directory: &motley_model::ModelDirectory,
+) -> anyhow::Result<EngineOptions> {
+    let sizes = sizes(directory, prepare)?;
     let spec = prepare.assignment.spec();
-    let layers = windows(prepare).into_iter().map(|(first, end)| first as usize..end as usize);
-    Some(EngineOptions {
-        layers: LayerSet::new(layers),
+    let windows = windows(prepare);
+    let budget_bytes = options.memory_budget_bytes;
+    let fixed_bytes = sizes.fixed_bytes(false);
+    let left_bytes = budget_bytes.saturating_sub(fixed_bytes);
+    let buffer_bytes = room::stream_buffer_bytes(&sizes, &windows, &prepare.residency, left_bytes);
+    let wish = options.residency.into();
+    let needed_bytes = fixed_bytes + room::layer_bytes(&sizes, &windows, &prepare.residency);
+    let layers = windows.iter().map(|(first, end)| *first as usize..*end as usize);
+    let layers = LayerSet::new(layers);
+    let memory = (needed_bytes, budget_bytes);
+    Ok(EngineOptions {
+        layout: room::layout(directory, (&layers, false), memory, options.layout),
+        layers,
         embedding: false,
         head: false,
         slots: spec.slots as usize,
         context_tokens: spec.context_tokens as usize,
         batch_rows_max: spec.batch_rows_max as usize,
-        cache: room::cache_element(spec.kv_type)?,
+        cache: room::cache_element(spec.kv_type).context("an unknown type of cache")?,
         threads: options.threads,
         batch_threads: None,
-        layout: options.layout,
-        placement: room::placement(&windows(prepare), &prepare.residency, options.residency.into()),
+        placement: room::placement(&windows, &prepare.residency, wish, buffer_bytes),
     })
 }
 
@@ -636,6 +650,12 @@ fn admit(
     prepare: &Prepare,
     budget_bytes: u64,
 ) -> anyhow::Result<()> {
+    let sizes = sizes(directory, prepare)?;
+    room::admit(&sizes, &windows(prepare), &prepare.residency, budget_bytes)
+}
+
+/// What the model's parts take in this deployment.
+fn sizes(directory: &motley_model::ModelDirectory, prepare: &Prepare) -> anyhow::Result<Sizes> {
     let spec = prepare.assignment.spec();
     let options = EngineOptions {
         layers: LayerSet::none(),
@@ -650,6 +670,5 @@ fn admit(
         layout: LayoutChoice::Plain,
         placement: Residency::default().into(),
     };
-    let sizes = Sizes::new(directory, &options)?;
-    room::admit(&sizes, &windows(prepare), &prepare.residency, budget_bytes)
+    Sizes::new(directory, &options)
 }

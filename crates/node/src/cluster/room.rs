@@ -1,7 +1,10 @@
 //! What layers and their surroundings take in memory, for dealing them out and for admission.
 
 use motley_cluster::{LayerIndex, Residency as Kept, ResidencyRun};
-use motley_engine::{CacheElement, EngineOptions, Placement, Residency};
+use motley_engine::{
+    CacheElement, EngineOptions, LayerSet, LayoutChoice, Placement, Residency, StreamOptions,
+    interleaved_bytes_max,
+};
 use motley_model::ModelDirectory;
 
 use crate::memory::{self, Needed, Usage};
@@ -81,6 +84,32 @@ pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[Res
     bytes + STREAMED_LAYERS * widest_streamed
 }
 
+/// Memory for weights on their way from disk: all that is left beside everything else, as far as
+/// there is something to read, since plans count on reading so far ahead while others compute.
+/// Nothing where nothing is streamed.
+pub(crate) fn stream_buffer_bytes(
+    sizes: &Sizes,
+    layers: &[(u32, u32)],
+    residency: &[ResidencyRun],
+    budget_bytes: u64,
+) -> Option<u64> {
+    let (mut kept_bytes, mut streamed_bytes) = (0, 0);
+    for layer in layers.iter().flat_map(|(first, end)| *first..*end) {
+        let all = sizes.layer_bytes.get(layer as usize).copied().unwrap_or(0);
+        let cache = sizes.layer_cache_bytes.get(layer as usize).copied().unwrap_or(0);
+        match kept(residency, layer) {
+            Some(Kept::Gpu) => {}
+            Some(Kept::Stream) => {
+                kept_bytes += cache;
+                streamed_bytes += all.saturating_sub(cache);
+            }
+            _ => kept_bytes += all,
+        }
+    }
+    let left_bytes = budget_bytes.saturating_sub(kept_bytes);
+    (streamed_bytes > 0).then(|| left_bytes.min(streamed_bytes))
+}
+
 fn kept(residency: &[ResidencyRun], layer: u32) -> Option<Kept> {
     let layer = LayerIndex::new(layer);
     residency.iter().find(|run| run.layers.contains(layer)).map(|run| run.weights)
@@ -88,11 +117,12 @@ fn kept(residency: &[ResidencyRun], layer: u32) -> Option<Kept> {
 
 /// The engine's words for how a plan keeps these layers. Where nothing is streamed, all are kept as
 /// the device's owner wants, but for those of a GPU. A head goes into the GPU that has any of its
-/// device's layers, as plans take for granted.
+/// device's layers, as plans take for granted. What is streamed comes through `buffer_bytes`.
 pub(crate) fn placement(
     layers: &[(u32, u32)],
     residency: &[ResidencyRun],
     wish: Placement,
+    buffer_bytes: Option<u64>,
 ) -> Placement {
     let mut layers: Vec<u32> = layers.iter().flat_map(|(first, end)| *first..*end).collect();
     layers.sort_unstable();
@@ -101,7 +131,9 @@ pub(crate) fn placement(
         let place = |layer: &u32| {
             if is(layer, Kept::Stream) { Residency::Stream } else { Residency::Ram }
         };
+        let buffer_bytes = buffer_bytes.and_then(|bytes| usize::try_from(bytes).ok());
         Placement::per_layer(layers.iter().map(place).collect())
+            .streamed_by(StreamOptions { buffer_bytes, ..StreamOptions::default() })
     } else {
         wish
     };
@@ -110,6 +142,20 @@ pub(crate) fn placement(
     }
     let gpus = layers.iter().map(|layer| is(layer, Kept::Gpu).then_some(0)).collect();
     beside_gpus.with_gpu_layers(gpus).with_gpu_head(0)
+}
+
+/// How these layers may be laid out: interleaved copies are for devices with memory to spare.
+pub(crate) fn layout(
+    directory: &ModelDirectory,
+    (layers, head): (&LayerSet, bool),
+    (needed_bytes, budget_bytes): (u64, u64),
+    wish: LayoutChoice,
+) -> LayoutChoice {
+    let copies_bytes = interleaved_bytes_max(directory, layers, head);
+    match needed_bytes.saturating_add(copies_bytes) <= budget_bytes {
+        true => wish,
+        false => LayoutChoice::Plain,
+    }
 }
 
 /// Refuses a part of a model that does not fit.
@@ -169,6 +215,14 @@ mod tests {
             admit(&sizes, &[(0, 3)], &residency, 356).unwrap_err().to_string(),
             "the layers need 357 B, this device gives 356 B"
         );
+        let buffer = |budget| stream_buffer_bytes(&sizes, &[(0, 3)], &residency, budget);
+        assert_eq!(buffer(110 + 20 + 70), Some(70), "all that is left");
+        assert_eq!(buffer(1000), Some(100 + 110), "no more than is read");
+        assert_eq!(buffer(0), Some(0), "the engine knows what it needs at least");
+        assert_eq!(stream_buffer_bytes(&sizes, &[(0, 1)], &residency, 1000), None);
+        let placement = |layers: &[(u32, u32)], residency: &[ResidencyRun], wish| {
+            placement(layers, residency, wish, None)
+        };
         let wish = || Placement::from(Residency::Mapped);
         assert_eq!(placement(&[(0, 3)], &[], wish()), wish());
         assert_eq!(placement(&[(0, 1)], &residency, wish()), wish(), "nothing is streamed");
