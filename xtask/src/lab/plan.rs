@@ -418,6 +418,7 @@ mod tests {
             MOTLEY_LAB_THREADS=1
             XDG_STATE_HOME=/logs/7/state/right
             XDG_DATA_HOME=/logs/7/state/right
+            XDG_CACHE_HOME=/logs/7/state/right
             MOTLEY_LAB=/logs/7/lab
             MOTLEY_LAB_DEVICES=left right
             MOTLEY_LAB_HEAD=10.77.0.1
@@ -437,13 +438,13 @@ mod tests {
             verb=$1 name=$2
             shift 2
             case "$verb $name" in
-            'on left') export MOTLEY_LAB_NAME=left; export MOTLEY_LAB_ADDRESS=10.77.0.1; export MOTLEY_LAB_STATE=/logs/7/state/left; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/left; export XDG_DATA_HOME=/logs/7/state/left; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/left/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/left/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/left/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/left/cgroup.procs && exec nsenter --net=/run/netns/motley-lab-7-left -- "$@"' lab "$@" ;;
+            'on left') export MOTLEY_LAB_NAME=left; export MOTLEY_LAB_ADDRESS=10.77.0.1; export MOTLEY_LAB_STATE=/logs/7/state/left; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/left; export XDG_DATA_HOME=/logs/7/state/left; export XDG_CACHE_HOME=/logs/7/state/left; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/left/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/left/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/left/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/left/cgroup.procs && exec nsenter --net=/run/netns/motley-lab-7-left -- "$@"' lab "$@" ;;
             'freeze left') echo FROZEN >/cg/freezer/motley-lab-7/left/freezer.state ;;
             'thaw left') echo THAWED >/cg/freezer/motley-lab-7/left/freezer.state ;;
             'kill left') kill -KILL $(cat /cg/blkio/motley-lab-7/left/cgroup.procs) ;;
             'down left') ip -n motley-lab-7-left link set dev lan0 down ;;
             'up left') ip -n motley-lab-7-left link set dev lan0 up && ip -n motley-lab-7-left route add 224.0.0.0/4 dev lan0 ;;
-            'on right') export MOTLEY_LAB_NAME=right; export MOTLEY_LAB_ADDRESS=10.77.0.2; export MOTLEY_LAB_STATE=/logs/7/state/right; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/right; export XDG_DATA_HOME=/logs/7/state/right; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/right/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/right/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/right/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/right/cgroup.procs && exec nsenter --net=/run/netns/motley-lab-7-right -- "$@"' lab "$@" ;;
+            'on right') export MOTLEY_LAB_NAME=right; export MOTLEY_LAB_ADDRESS=10.77.0.2; export MOTLEY_LAB_STATE=/logs/7/state/right; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/right; export XDG_DATA_HOME=/logs/7/state/right; export XDG_CACHE_HOME=/logs/7/state/right; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/right/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/right/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/right/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/right/cgroup.procs && exec nsenter --net=/run/netns/motley-lab-7-right -- "$@"' lab "$@" ;;
             'freeze right') echo FROZEN >/cg/freezer/motley-lab-7/right/freezer.state ;;
             'thaw right') echo THAWED >/cg/freezer/motley-lab-7/right/freezer.state ;;
             'kill right') kill -KILL $(cat /cg/blkio/motley-lab-7/right/cgroup.procs) ;;

@@ -79,9 +79,10 @@ impl Words<'_> {
             ("MOTLEY_LAB_ADDRESS", place.address.clone()),
             ("MOTLEY_LAB_STATE", self.state(place)),
             ("MOTLEY_LAB_THREADS", self.threads(index).to_string()),
-            // Devices share a file system, but neither keys nor models.
+            // Devices share a file system, but neither keys, models nor what they measured.
             ("XDG_STATE_HOME", self.state(place)),
             ("XDG_DATA_HOME", self.state(place)),
+            ("XDG_CACHE_HOME", self.state(place)),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .to_vec()
