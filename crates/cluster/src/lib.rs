@@ -50,4 +50,6 @@ pub use units::{
     Bytes, BytesPerSecond, DeviceId, Flops, FlopsPerSecond, Joules, LayerIndex, ReplicaId, Seconds,
     TokensPerSecond, UnitError, Watts,
 };
-pub use workload::{Arrivals, TokenLength, Workload, WorkloadSpec};
+pub use workload::{
+    Arrivals, PREFILL_ROWS_MIN, TokenLength, Workload, WorkloadSpec, prefill_chunk_rows,
+};

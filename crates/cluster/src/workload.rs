@@ -217,6 +217,25 @@ impl Workload {
     }
 }
 
+/// Rows that a chunk of a prompt is not cut below, neither to fill a pipeline nor to fill a
+/// micro-batch up: from here on ggml's attention works on tiles.
+pub const PREFILL_ROWS_MIN: u32 = 64;
+
+/// A prompt is cut into this many chunks per stage: the pipeline then runs full for all but a
+/// fifth of the time, and more chunks would read the weights more often than that saves.
+const PREFILL_CHUNKS_PER_STAGE: u32 = 4;
+
+/// Rows of a prompt's chunks where so many devices compute one after another, so that all of them
+/// work on a prompt that is alone; a whole batch where only one does.
+#[must_use]
+pub fn prefill_chunk_rows(prompt_tokens: u32, stages: u32, batch_rows_max: u32) -> u32 {
+    if stages <= 1 {
+        return batch_rows_max;
+    }
+    let chunks = stages.saturating_mul(PREFILL_CHUNKS_PER_STAGE);
+    prompt_tokens.div_ceil(chunks).max(PREFILL_ROWS_MIN).min(batch_rows_max)
+}
+
 impl Document for Workload {
     const KIND: &'static str = "workload";
 }

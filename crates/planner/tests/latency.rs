@@ -249,6 +249,36 @@ fn a_device_left_out_is_judged_by_the_best_plan_with_it() {
 }
 
 #[test]
+fn a_prompt_keeps_all_devices_of_a_ring_at_work() {
+    let first_token_s = |disk: DiskModel| {
+        let mut spec = home().to_spec();
+        let mut device = spec.devices[2].to_spec();
+        device.gpus.clear();
+        device.hardware = None;
+        device.memory.ram_available_bytes = Bytes::from_gib(2.8).expect("a size");
+        let mut named = |name: &str| {
+            name.clone_into(&mut device.name);
+            DeviceProfile::new(device.clone()).expect("valid")
+        };
+        spec.devices = vec![named("left"), named("right")];
+        spec.head = Some("left".to_owned());
+        let cluster = Cluster::new(spec).expect("valid");
+        let options =
+            PlanOptions { allow_streaming: false, disk_model: disk, ..PlanOptions::full() };
+        let workload = Workload::single_user(512.0, 64.0, 1024).expect("valid");
+        let problem = Problem { workload, ..problem(cluster, "llama-3-8b-q4_k_m", options) };
+        let plan = outcome(&problem, Method::Halda).plan;
+        assert_eq!(layers_by_device(&plan), "k=1 left 0+11+0, right 0+21+0");
+        plan.predicted().ttft_s.value()
+    };
+    let (ours, one_after_another) =
+        (first_token_s(DiskModel::Streaming), first_token_s(DiskModel::RingOverlap));
+    // After the first of eight chunks each takes 21 layers instead of 32.
+    let part = ours / one_after_another;
+    assert!((0.65..0.75).contains(&part), "{ours} of {one_after_another} s");
+}
+
+#[test]
 fn a_streamed_mixture_is_planned_by_the_experts_that_a_token_chooses() {
     let with_ram = |bytes: f64| {
         let mut spec = home().to_spec();

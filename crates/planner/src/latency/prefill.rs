@@ -1,6 +1,6 @@
 //! Time of evaluating a prompt on a ring.
 
-use motley_cluster::{DeviceId, Seconds};
+use motley_cluster::{DeviceId, Seconds, prefill_chunk_rows};
 
 use super::instance::Instance;
 use super::options::Split;
@@ -8,10 +8,12 @@ use super::ring::Assignment;
 use crate::cost::{CostModel, DiskModel, Pass, Site};
 use crate::problem::Problem;
 
-/// Time from a request to its first token on an idle ring: its chunks go around one after another.
+/// Time from a request to its first token on an idle ring.
 ///
 /// Each chunk pays busy times, hops and disk as a token does; streaming overlaps the whole chunk's
-/// work. Only the last chunk computes logits.
+/// work. Only the last chunk computes logits. In prima.cpp's ring the chunks go around one after
+/// another; in ours they are cut as [`prefill_chunk_rows`] says and follow each other as soon as
+/// the device that takes longest is free.
 pub(super) fn time_to_first_token(
     problem: &Problem,
     instance: &Instance,
@@ -19,11 +21,16 @@ pub(super) fn time_to_first_token(
 ) -> Seconds {
     let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
     let prompt = problem.workload.prompt_tokens.mean.ceil() as u32;
+    let most = problem.workload.micro_batch_tokens;
+    let follow = instance.disk == DiskModel::Streaming;
+    let stages = best.splits.iter().filter(|split| split.layers() > 0).count() as u32;
+    let rows = if follow { prefill_chunk_rows(prompt, stages, most) } else { most };
     let mut depth = 0;
     let mut total = 0.0;
     while depth < prompt {
-        let tokens = (prompt - depth).min(problem.workload.micro_batch_tokens);
-        total += chunk_time(&costs, instance, best, Pass::prefill(tokens, depth));
+        let tokens = (prompt - depth).min(rows);
+        let chunk = chunk_time(&costs, instance, best, Pass::prefill(tokens, depth));
+        total += if follow && depth > 0 { chunk.longest_s } else { chunk.around_s };
         depth += tokens;
     }
     let head = DeviceId::new(best.ring.head as u16);
@@ -35,7 +42,20 @@ pub(super) fn time_to_first_token(
     Seconds::new(total + output.value()).expect("a sum of times is a time")
 }
 
-fn chunk_time(costs: &CostModel<'_>, instance: &Instance, best: &Assignment, pass: Pass) -> f64 {
+/// What a chunk takes.
+struct ChunkTime {
+    /// Once around the ring.
+    around_s: f64,
+    /// The device or the link that it holds up longest.
+    longest_s: f64,
+}
+
+fn chunk_time(
+    costs: &CostModel<'_>,
+    instance: &Instance,
+    best: &Assignment,
+    pass: Pass,
+) -> ChunkTime {
     let ring = &best.ring;
     let id = |device: usize| DeviceId::new(device as u16);
     let layer =
@@ -49,6 +69,7 @@ fn chunk_time(costs: &CostModel<'_>, instance: &Instance, best: &Assignment, pas
     let rounds = f64::from(best.rounds);
     let last = ring.order.len() - 1;
     let (mut busy, mut longest, mut added) = (hop(ring.head, ring.order[0]), 0.0_f64, 0.0);
+    let mut held_up = busy;
     for (at, (device, split)) in ring.order.iter().zip(&best.splits).enumerate() {
         let profile = costs.cluster().device(id(*device));
         let both = if split.cpu > 0 && split.gpu > 0 {
@@ -59,7 +80,7 @@ fn chunk_time(costs: &CostModel<'_>, instance: &Instance, best: &Assignment, pas
         let mut own = layer(*device, Site::Cpu) * f64::from(split.cpu)
             + layer(*device, Site::Gpu) * f64::from(split.gpu)
             + (both + profile.step_overhead_s.value()) * rounds;
-        own += if at < last {
+        let hops = if at < last {
             hop(*device, ring.order[at + 1]) * rounds
         } else {
             hop(*device, ring.order[0]) * (rounds - 1.0) + hop(*device, ring.head)
@@ -72,13 +93,14 @@ fn chunk_time(costs: &CostModel<'_>, instance: &Instance, best: &Assignment, pas
             own += (read.within_s - computing).max(0.0) + read.chosen_s;
             longest = longest.max(read.all_s);
         } else {
-            longest = longest.max(own + instance.clock.seconds(split.overlapped));
+            longest = longest.max(own + hops + instance.clock.seconds(split.overlapped));
             added += instance.clock.seconds(split.added);
         }
-        busy += own;
+        held_up = held_up.max(own).max(hops);
+        busy += own + hops;
     }
     busy += costs.embedding_time(id(ring.head), pass).value();
-    busy.max(longest) + added
+    ChunkTime { around_s: busy.max(longest) + added, longest_s: held_up.max(longest) }
 }
 
 /// Time of what a stream reads per pass.

@@ -11,6 +11,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use motley_cluster::{PREFILL_ROWS_MIN, prefill_chunk_rows};
+
 use crate::assignment::Assignment;
 use crate::batch::{Batch, MicroBatchId, Run, SlotIndex, Wanted};
 use crate::limits::{WAITING_MAX, WAITING_PER_CALLER_MAX};
@@ -29,12 +31,6 @@ use slots::{Sequence, Slot};
 /// wait, more are waiting for their first token than for their next. A driver that measures its
 /// steps may change it at any time.
 const PREFILL_ROWS_WHILE_DECODING: u32 = 64;
-/// Rows that a chunk of a prompt is not cut below, neither to fill a pipeline nor to fill a
-/// micro-batch up: from here on ggml's attention works on tiles.
-const PREFILL_ROWS_MIN: u32 = 64;
-/// A prompt is cut into this many chunks per stage: the pipeline then runs full for all but a
-/// fifth of the time, and more chunks would read the weights more often than that saves.
-const PREFILL_CHUNKS_PER_GROUP: u32 = 4;
 
 /// Rows of a prompt in a micro-batch where all of them are wanted: logits of one row take up to a
 /// megabyte.
@@ -572,13 +568,8 @@ impl Scheduler {
 /// Rows of a prompt in one micro-batch at most: a lone prompt is cut so that all stages work on it.
 fn chunk_rows(options: &SchedulerOptions, slot: &Slot) -> u32 {
     let most = if slot.wants_all_rows() { WANTED_ROWS_MAX } else { options.batch_rows_max };
-    let chunk = if options.groups == 1 {
-        options.batch_rows_max
-    } else {
-        let chunks = options.groups.saturating_mul(PREFILL_CHUNKS_PER_GROUP);
-        slot.prompt_tokens().div_ceil(chunks).max(PREFILL_ROWS_MIN)
-    };
-    slot.pending().min(chunk).min(most).min(options.batch_rows_max)
+    let chunk = prefill_chunk_rows(slot.prompt_tokens(), options.groups, options.batch_rows_max);
+    slot.pending().min(chunk).min(most)
 }
 
 fn check(options: &SchedulerOptions) {
