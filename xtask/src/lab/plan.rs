@@ -385,12 +385,8 @@ mod tests {
         let description = description("two-equal.toml");
         let machine = Machine { cgroups: first(), disk: None };
         let plan = Plan::new(&description, &machine, 7);
-        let words = Words {
-            description: &description,
-            plan: &plan,
-            folder: Path::new("/logs/7"),
-            motley: Path::new("/bin/motley"),
-        };
+        let (folder, motley) = (Path::new("/logs/7"), Path::new("/bin/motley"));
+        let words = Words { description: &description, plan: &plan, folder, motley };
         let asked =
             ["{motley}", "{head}:{address.right}", "--state={state}", "{state.left}", "{\"a\":{}}"];
         let filled = words.fill(1, &asked.map(str::to_owned)).expect("all are known");
