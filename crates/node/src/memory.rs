@@ -13,12 +13,12 @@ mod system;
 mod watch;
 mod yielding;
 
+#[cfg(test)]
+pub(crate) use pressure::ShortMemory;
 pub(crate) use pressure::SystemPressure;
 pub(crate) use system::{available_bytes, peak_resident_bytes, spec};
 pub(crate) use watch::{EngineShare, PressureWatch, reserve_bytes};
 pub(crate) use yielding::Holding;
-#[cfg(test)]
-pub(crate) use {pressure::PressureSource, yielding::Level, yielding::Reading};
 
 /// Watches this system's memory for engines whose weights are kept so; nothing where the system
 /// drops mapped weights by itself, as was asked for.

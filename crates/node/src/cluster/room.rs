@@ -65,23 +65,41 @@ impl Sizes {
 /// Layers through which weights are streamed: one is read while another is used.
 const STREAMED_LAYERS: u64 = 2;
 
-/// Memory of these layers, given as first and last plus one, kept as `residency` says; without a
+/// What layers take, by where they are kept.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    /// What stays in memory, keys and values among it.
+    kept_bytes: u64,
+    /// Weights that are streamed, of all layers and of the widest.
+    streamed_bytes: u64,
+    widest_streamed_bytes: u64,
+}
+
+/// What these layers take, given as first and last plus one, kept as `residency` says; without a
 /// word on it, in memory. What a GPU keeps does not count.
-pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[ResidencyRun]) -> u64 {
-    let (mut bytes, mut widest_streamed) = (0, 0);
+fn taken(sizes: &Sizes, layers: &[(u32, u32)], residency: &[ResidencyRun]) -> Taken {
+    let mut taken = Taken::default();
     for layer in layers.iter().flat_map(|(first, end)| *first..*end) {
         let all = sizes.layer_bytes.get(layer as usize).copied().unwrap_or(0);
         let cache = sizes.layer_cache_bytes.get(layer as usize).copied().unwrap_or(0);
         match kept(residency, layer) {
             Some(Kept::Gpu) => {}
             Some(Kept::Stream) => {
-                bytes += cache;
-                widest_streamed = all.saturating_sub(cache).max(widest_streamed);
+                let weights = all.saturating_sub(cache);
+                taken.kept_bytes += cache;
+                taken.streamed_bytes += weights;
+                taken.widest_streamed_bytes = taken.widest_streamed_bytes.max(weights);
             }
-            _ => bytes += all,
+            _ => taken.kept_bytes += all,
         }
     }
-    bytes + STREAMED_LAYERS * widest_streamed
+    taken
+}
+
+/// Memory that these layers need at least.
+pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[ResidencyRun]) -> u64 {
+    let taken = taken(sizes, layers, residency);
+    taken.kept_bytes + STREAMED_LAYERS * taken.widest_streamed_bytes
 }
 
 /// Memory for weights on their way from disk: all that is left beside everything else, as far as
@@ -93,19 +111,7 @@ pub(crate) fn stream_buffer_bytes(
     residency: &[ResidencyRun],
     budget_bytes: u64,
 ) -> Option<u64> {
-    let (mut kept_bytes, mut streamed_bytes) = (0, 0);
-    for layer in layers.iter().flat_map(|(first, end)| *first..*end) {
-        let all = sizes.layer_bytes.get(layer as usize).copied().unwrap_or(0);
-        let cache = sizes.layer_cache_bytes.get(layer as usize).copied().unwrap_or(0);
-        match kept(residency, layer) {
-            Some(Kept::Gpu) => {}
-            Some(Kept::Stream) => {
-                kept_bytes += cache;
-                streamed_bytes += all.saturating_sub(cache);
-            }
-            _ => kept_bytes += all,
-        }
-    }
+    let Taken { kept_bytes, streamed_bytes, .. } = taken(sizes, layers, residency);
     let left_bytes = budget_bytes.saturating_sub(kept_bytes);
     (streamed_bytes > 0).then(|| left_bytes.min(streamed_bytes))
 }

@@ -18,6 +18,18 @@ pub(crate) trait PressureSource: Send {
     fn read(&mut self) -> Option<Reading>;
 }
 
+/// A system where memory is short from the first reading on, for tests.
+#[cfg(test)]
+pub(crate) struct ShortMemory;
+
+#[cfg(test)]
+impl PressureSource for ShortMemory {
+    fn read(&mut self) -> Option<Reading> {
+        let level = Level::Critical;
+        Some(Reading { available_bytes: 0, own_bytes: 1_000_000_000, stalled: None, level })
+    }
+}
+
 /// The system that this process runs on.
 #[derive(Debug)]
 pub(crate) struct SystemPressure {

@@ -188,22 +188,12 @@ fn divided(wish: Wish, holdings: &[Holding]) -> Vec<Wish> {
 mod tests {
     use std::sync::mpsc::sync_channel;
 
-    use super::super::yielding::{Level, Reading};
+    use super::super::pressure::ShortMemory;
     use super::*;
-
-    /// A system where memory is short from the first reading on.
-    struct Short;
-
-    impl PressureSource for Short {
-        fn read(&mut self) -> Option<Reading> {
-            let level = Level::Critical;
-            Some(Reading { available_bytes: 0, own_bytes: 1_000_000_000, stalled: None, level })
-        }
-    }
 
     #[test]
     fn engines_are_woken_with_their_parts() {
-        let watch = PressureWatch::start(Short, 40_000_000).unwrap();
+        let watch = PressureWatch::start(ShortMemory, 40_000_000).unwrap();
         let (woken, wakes) = sync_channel(100);
         let engine = watch.engine(move || {
             let _ = woken.try_send(());

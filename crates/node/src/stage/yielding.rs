@@ -177,18 +177,8 @@ mod tests {
     use motley_ggml::ThreadPoolOptions;
 
     use super::*;
-    use crate::memory::{Level, PressureSource, PressureWatch, Reading};
+    use crate::memory::{PressureWatch, ShortMemory};
     use crate::small_model::small_model;
-
-    /// A system where others need all memory at once.
-    struct Short;
-
-    impl PressureSource for Short {
-        fn read(&mut self) -> Option<Reading> {
-            let level = Level::Critical;
-            Some(Reading { available_bytes: 0, own_bytes: 1_000_000_000, stalled: None, level })
-        }
-    }
 
     fn options(layers: usize) -> EngineOptions {
         EngineOptions {
@@ -224,7 +214,7 @@ mod tests {
 
         let engine = Engine::load(&model, &options).unwrap();
         let before = engine.memory().weights_allocated_bytes;
-        let watch = PressureWatch::start(Short, 1_000_000_000).unwrap();
+        let watch = PressureWatch::start(ShortMemory, 1_000_000_000).unwrap();
         let (woken, wakes) = sync_channel(100);
         let share = watch.engine(move || {
             let _ = woken.try_send(());

@@ -81,8 +81,8 @@ pub enum Fit {
 }
 
 /// Memory a stage takes: GPU weights, KV, head and embedding by the rule of PLANNER 8.2; pinned
-/// layers, two slots for streamed ones, what is no expert of streamed ones with experts, and the CPU's compute buffer in RAM. What a GPU's own buffers
-/// take is already off its usable memory.
+/// layers, two slots for streamed ones, what is no expert of streamed ones with experts, and the
+/// CPU's compute buffer in RAM. What a GPU's own buffers take is already off its usable memory.
 #[must_use]
 pub fn stage_demand(
     device: &DeviceProfile,
