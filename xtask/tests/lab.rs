@@ -7,10 +7,18 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
 /// What the lab says where it cannot build devices.
 const FALLBACK: &str = "plain processes";
+
+/// Any lab removes what a killed one left, so one test at a time starts labs.
+static LABS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    LABS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A description of two devices with a round trip of 20 ms, of which the second answers pings.
 fn description() -> String {
@@ -57,6 +65,7 @@ fn traces(run: u32) -> Vec<String> {
 
 #[test]
 fn devices_are_as_far_apart_as_asked_and_leave_nothing() {
+    let _alone = alone();
     let folder = tempfile::tempdir().expect("there is room");
     let lab = start(folder.path(), &[XTASK, "lab-measure", "rtt", "{address.far}"]);
     let run = lab.id();
@@ -76,6 +85,7 @@ fn devices_are_as_far_apart_as_asked_and_leave_nothing() {
 
 #[test]
 fn the_next_lab_removes_what_a_killed_one_left() {
+    let _alone = alone();
     let folder = tempfile::tempdir().expect("there is room");
     let mut killed = start(folder.path(), &["sh", "-c", "echo up; exec sleep 60"]);
     let mut lines = BufReader::new(killed.stdout.take().expect("it is a pipe"));

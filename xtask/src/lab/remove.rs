@@ -54,11 +54,13 @@ pub(super) fn leftovers(cgroups: &Cgroups) -> Result<()> {
     let claims = fs::read_dir(CLAIMS).into_iter().flatten().flatten();
     names.extend(claims.map(|entry| format!("{PREFIX}{}", entry.file_name().to_string_lossy())));
     let runs: BTreeSet<u32> = names.iter().filter_map(|name| run_of(name)).collect();
-    for run in runs.into_iter().filter(|run| is_dead(*run)) {
-        println!("lab: removing what lab {run} left behind");
-        end(cgroups, run, || ());
-        clear(cgroups, run)?;
-        let _ = fs::remove_file(claim_path(run));
+    for run in runs.into_iter().filter(|run| !is_starting(*run)) {
+        // The claim keeps two labs that begin at once from removing the same.
+        if let Ok(claim) = Claim::new(run) {
+            println!("lab: removing what lab {run} left behind");
+            end(cgroups, claim.run, || ());
+            clear(cgroups, claim.run)?;
+        }
     }
     Ok(())
 }
@@ -143,13 +145,11 @@ fn run_of(name: &str) -> Option<u32> {
     rest.split('-').next()?.parse().ok()
 }
 
-/// Whether no program holds the claim. A lab that is about to claim its number, or has done so below
-/// another root folder, holds no lock that is seen here, but its number is that of a running xtask.
-fn is_dead(run: u32) -> bool {
+/// Whether this is the number of a running xtask: of a lab that is about to claim its number, or has
+/// done so below another root folder, no lock is seen here.
+fn is_starting(run: u32) -> bool {
     let command = fs::read_to_string(Path::new("/proc").join(run.to_string()).join("comm"));
-    let starting = command.is_ok_and(|name| name.trim() == "xtask");
-    let locked = File::open(claim_path(run)).is_ok_and(|file| file.try_lock().is_err());
-    !starting && !locked
+    command.is_ok_and(|name| name.trim() == "xtask")
 }
 
 fn claim_path(run: u32) -> PathBuf {
