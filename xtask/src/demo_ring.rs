@@ -164,7 +164,7 @@ fn shortened(word: &str) -> &str {
 }
 
 /// One request to the gateway: its status and its answer.
-fn ask(
+pub(crate) fn ask(
     gateway: SocketAddr,
     method: &str,
     path: &str,

@@ -18,8 +18,19 @@ const TYPES: [&str; 7] = ["F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q6_K"
 /// Four blocks, large enough for blocks of 256 elements.
 const SMALL: &str = "--blocks 4 --embedding 256 --ffn 512 --heads 4 --kv-heads 2";
 
-/// Llama 3.2's shape at a billion parameters.
-const LARGE: &str = "--preset llama-3.2-1b-q4_0";
+/// For benchmarks: Llama 3.2's shape at a billion parameters, a smaller one in 8 bits, and one that is
+/// larger than what labs give.
+const LARGE: [(&str, &str); 3] = [
+    ("llama-1b-q4_0", "--preset llama-3.2-1b-q4_0"),
+    (
+        "llama-350m-q8_0",
+        "--arch llama --blocks 16 --embedding 1024 --ffn 4096 --heads 16 --kv-heads 8 --type Q8_0",
+    ),
+    (
+        "llama-3b-q4_0",
+        "--arch llama --blocks 48 --embedding 2048 --ffn 8192 --heads 32 --kv-heads 8 --type Q4_0",
+    ),
+];
 
 struct Fixture {
     name: String,
@@ -57,8 +68,11 @@ fn all() -> Vec<Fixture> {
             arguments: format!("--arch {architecture} {SMALL} --type {number_format}"),
         })
     });
-    let large = Fixture { name: "llama-1b-q4_0".to_owned(), arguments: LARGE.to_owned() };
-    small.chain([large]).collect()
+    let large = LARGE.iter().map(|(name, arguments)| Fixture {
+        name: (*name).to_owned(),
+        arguments: (*arguments).to_owned(),
+    });
+    small.chain(large).collect()
 }
 
 /// Random weights follow from the seed, so that a file which is there is the right one.

@@ -41,7 +41,8 @@ cargo xtask fixtures [NAME..]
                             cache; without names, list them
 cargo xtask lab FILE [--limit 10m] -- COMMAND..
                             build the cluster that FILE describes (docs/LAB.md), and run COMMAND
-                            on its first device; with --check instead, measure the cluster";
+                            on its first device; with --check instead, measure the cluster;
+                            with `study` instead of FILE, measure how plans keep their promises";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

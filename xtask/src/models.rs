@@ -104,6 +104,15 @@ pub(crate) fn run(workplace: &Workplace, names: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Fetches the model whose file has this name.
+#[cfg(feature = "lab")]
+pub(crate) fn fetch_file(workplace: &Workplace, file: &str) -> Result<()> {
+    let model = ALL.iter().find(|model| model.file == file);
+    let model = model.with_context(|| format!("no model has a file `{file}`"))?;
+    model.fetch(workplace)?;
+    Ok(())
+}
+
 impl Model {
     /// Where the file is once it is fetched.
     pub(crate) fn path(&self, workplace: &Workplace) -> PathBuf {

@@ -2,7 +2,7 @@
 //!
 //! `description` is the file, `plan` every operation it leads to, `cgroups` the limits, `fabric`
 //! the links in virtual time: these four decide and do nothing. `session` builds, runs and removes,
-//! `relay` moves frames, `peer` and `check` measure. `docs/LAB.md` is for those who use it.
+//! `relay` moves frames, `peer` and `check` measure the lab, `study` what plans promise. `docs/LAB.md` is for those who use it.
 
 mod cgroups;
 mod check;
@@ -15,6 +15,7 @@ mod plan;
 mod relay;
 mod remove;
 mod session;
+mod study;
 mod words;
 
 use std::fs;
@@ -25,7 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::Workplace;
-use crate::demo;
+use crate::{demo, demo_ring};
 
 use description::Description;
 use session::Lab;
@@ -34,7 +35,10 @@ const USAGE: &str = "\
 cargo xtask lab FILE [--limit 10m] -- COMMAND..
                             build the cluster that FILE describes and run COMMAND on its first device
 cargo xtask lab FILE --check
-                            compare its links and processors with what FILE asks for";
+                            compare its links and processors with what FILE asks for
+cargo xtask lab study [--only NAME,..] [--baselines] [--json FILE]
+                            compare what plans promise with what rings do, on the clusters of
+                            lab/study.toml";
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -47,6 +51,9 @@ struct Arguments {
 
 /// Runs a command in a lab, or measures the lab.
 pub(crate) fn run(workplace: &Workplace, arguments: &[String]) -> Result<()> {
+    if let Some(("study", rest)) = arguments.split_first().map(|(word, rest)| (&**word, rest)) {
+        return study::run(workplace, rest);
+    }
     let arguments = Arguments::parse(arguments)?;
     let file = &arguments.file;
     let text = fs::read_to_string(file)
@@ -80,6 +87,11 @@ pub(crate) fn hidden(command: &str, arguments: &[String]) -> Result<()> {
         ("lab-echo", [address]) => return peer::echo(address),
         ("lab-measure", ["link", address]) => serde_json::to_string(&peer::link(address)?)?,
         ("lab-measure", ["rtt", address]) => peer::least_rtt_us(address)?.to_string(),
+        ("lab-get", [address, path]) => {
+            let (status, answer) = demo_ring::ask(address.parse()?, "GET", path, None)?;
+            ensure!(status == 200, "{path} answered {status}: {answer}");
+            answer.to_string()
+        }
         ("lab-measure", ["cpu", threads]) => serde_json::to_string(&peer::burn(threads.parse()?)?)?,
         _ => bail!("`{command}` is for the lab's own use"),
     };

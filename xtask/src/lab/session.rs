@@ -30,6 +30,20 @@ const BEAT: Duration = Duration::from_millis(20);
 /// How many labs' logs are kept.
 const FOLDERS_KEPT: usize = 20;
 
+/// How much of a device's log is repeated where a ring fails.
+const LAST_LINES: usize = 8;
+
+/// A program to be started on a device.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) description: &'a Description,
+    pub(super) motley: &'a Path,
+    /// The device's number.
+    pub(super) index: usize,
+    /// With what stands in braces still in them.
+    pub(super) words: &'a [String],
+}
+
 /// A lab that stands.
 pub(super) struct Lab {
     plan: Plan,
@@ -164,7 +178,7 @@ impl Lab {
             let mut command = entered(&self.plan.places[index].enter, &words)?;
             command.envs(told.environment(index));
             let log = File::create(folder.join(format!("{}.log", device.name)))?;
-            self.programs.push((device.name.clone(), start(command, log)?));
+            self.programs.push((device.name.clone(), start_program(command, log)?));
         }
         let words = told.fill(0, words)?;
         let mut head = entered(&self.plan.places[0].enter, &words)?;
@@ -214,9 +228,66 @@ impl Lab {
             let words = [myself()?.display().to_string(), "lab-echo".into(), place.address.clone()];
             let command = entered(&self.outside_limits(index), &words)?;
             let log = File::create(self.folder.join(format!("{}.log", place.name)))?;
-            self.programs.push((place.name.clone(), start(command, log)?));
+            self.programs.push((place.name.clone(), start_program(command, log)?));
         }
         Ok(())
+    }
+
+    /// Starts a program on a device, under its limits; tells its number.
+    pub(super) fn start_on(&mut self, start: &Start<'_>) -> Result<u32> {
+        let Start { description, motley, index, words } = *start;
+        let told = Words { description, plan: &self.plan, folder: &self.folder, motley };
+        let mut command = entered(&self.plan.places[index].enter, &told.fill(index, words)?)?;
+        command.envs(told.environment(index));
+        let name = &description.devices[index].name;
+        let program = start_program(command, File::create(self.log_path(index))?)?;
+        let number = program.id();
+        self.programs.push((name.clone(), program));
+        Ok(number)
+    }
+
+    /// What a command prints that runs in a device's network, but outside its limits.
+    pub(super) fn ask(&self, index: usize, words: &[String], limit: Duration) -> Result<String> {
+        let printed = capture(entered(&self.outside_limits(index), words)?, limit)?;
+        Ok(String::from_utf8(printed)?)
+    }
+
+    /// Fails once a program has ended.
+    pub(super) fn check_programs(&mut self) -> Result<()> {
+        for (name, program) in &mut self.programs {
+            if let Some(status) = program.try_wait()? {
+                bail!("the program of {name} ended with {status}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder that is a device's own.
+    pub(super) fn state_of(&self, index: usize) -> String {
+        let state = self.folder.join("state");
+        state.join(&self.plan.places[index].name).display().to_string()
+    }
+
+    /// What a device's program has printed.
+    pub(super) fn log_of(&self, index: usize) -> String {
+        fs::read_to_string(self.log_path(index)).unwrap_or_default()
+    }
+
+    /// The ends of all devices' logs.
+    pub(super) fn last_words(&self) -> String {
+        let mut text = String::new();
+        for (index, place) in self.plan.places.iter().enumerate() {
+            let log = self.log_of(index);
+            let lines: Vec<&str> = log.lines().collect();
+            for line in &lines[lines.len().saturating_sub(LAST_LINES)..] {
+                text += &format!("{}: {line}\n", place.name);
+            }
+        }
+        text + "the ring failed"
+    }
+
+    fn log_path(&self, index: usize) -> PathBuf {
+        self.folder.join(format!("{}.log", self.plan.places[index].name))
     }
 
     pub(super) fn plan(&self) -> &Plan {
@@ -295,7 +366,7 @@ fn entered(enter: &[String], words: &[String]) -> Result<Command> {
 }
 
 /// In a process group of its own, so that an interrupt typed at the terminal ends it in order.
-fn start(mut command: Command, log: File) -> Result<Child> {
+fn start_program(mut command: Command, log: File) -> Result<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
     command
         .process_group(0)
@@ -318,10 +389,10 @@ fn make_folder(parent: &Path, run: u32) -> Result<PathBuf> {
         // Another lab may be at the same.
         let _ = fs::remove_dir_all(path);
     }
-    let folder = parent.join(run.to_string());
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
+    // One process may build several, one after the other.
+    let names = (1..).map(|at| if at == 1 { run.to_string() } else { format!("{run}-{at}") });
+    let folder = names.map(|name| parent.join(name)).find(|folder| !folder.exists());
+    let folder = folder.expect("there are more numbers than folders");
     fs::create_dir(&folder)?;
     Ok(folder)
 }
