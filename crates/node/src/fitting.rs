@@ -8,7 +8,7 @@ use motley_model::ModelDirectory;
 
 use crate::failure::{Failure, Kind};
 use crate::loading::{self, EngineWish};
-use crate::memory::{self, Needed, Usage};
+use crate::memory::{self, Duty};
 use crate::run::WeightsPlace;
 use crate::terminal::bytes;
 
@@ -64,9 +64,9 @@ fn slack_bytes(budget: u64) -> u64 {
     (budget / 33).max(16_000_000)
 }
 
-/// Bytes that an engine may hold of `budget`.
-pub(crate) fn engine_bytes(budget: u64) -> u64 {
-    budget.saturating_sub(Needed::PROGRAM_BYTES + slack_bytes(budget))
+/// Bytes that an engine may hold of `budget`, beside a program of so many bytes.
+pub(crate) fn engine_bytes(budget: u64, program_bytes: u64) -> u64 {
+    budget.saturating_sub(program_bytes + slack_bytes(budget))
 }
 
 /// Memory that may be used: what is allowed and what there is, whichever is less.
@@ -97,11 +97,8 @@ pub(crate) fn fit(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
 /// Whether interleaved copies of matrices, which an engine may find faster, fit beside the rest.
 fn has_room_for_copies(model: &Model, wish: &EngineWish, fitted: &Fitted) -> anyhow::Result<bool> {
     let directory = model.directory();
-    let usage = Usage {
-        slots: fitted.slots as u64,
-        batch_rows: fitted.batch_rows as u64,
-        cache: fitted.cache,
-    };
+    let Fitted { slots, batch_rows, cache, .. } = *fitted;
+    let usage = EngineWish { slots, batch_rows, cache, ..*wish }.usage();
     let needed = memory::needed(directory, &usage, fitted.context_tokens)?.total_bytes();
     let budget = budget_bytes(wish);
     let most = needed.saturating_add(interleaved_bytes_max(
@@ -147,17 +144,20 @@ fn fit_as_asked(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
     }
 }
 
+/// The same wish with batches that are only as large as streaming needs, if it has larger ones.
+pub(crate) fn in_small_batches(wish: &EngineWish) -> Option<EngineWish> {
+    let batch_rows = STREAM_BATCH_ROWS;
+    (wish.batch_rows > batch_rows).then_some(EngineWish { batch_rows, ..*wish })
+}
+
 /// As many layers in memory as fit beside a context; the rest streamed.
 fn streamed(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
     let directory = model.directory();
     let trained = directory.hyper.context_length;
     let budget = budget_bytes(wish);
-    let room = engine_bytes(budget);
-    let rows = |most: usize| Usage {
-        slots: wish.slots as u64,
-        batch_rows: wish.batch_rows.min(most) as u64,
-        cache: wish.cache,
-    };
+    let program = Duty::of(wish.serves).program_bytes(directory);
+    let room = engine_bytes(budget, program);
+    let rows = |most: usize| EngineWish { batch_rows: wish.batch_rows.min(most), ..*wish }.usage();
     let context = match wish.context_tokens {
         Some(0) => Some(trained),
         Some(asked) if asked > trained => return Err(loading::beyond_training(asked, trained)),
@@ -181,11 +181,11 @@ fn streamed(model: &Model, wish: &EngineWish) -> Result<Fitted, Failure> {
             Ok(needed.model.cache_bytes <= room / 4 && least(context)? <= room)
         })? {
             Some(context) => context,
-            None => return Err(refusal(budget, least(memory::CONTEXT_STEP)?, None)),
+            None => return Err(refusal(budget, program + least(memory::CONTEXT_STEP)?, None)),
         },
         Some(asked) => {
             let fitting = memory::largest_fitting(asked, |context| Ok(least(context)? <= room))?;
-            return Err(refusal(budget, least(asked)?, fitting));
+            return Err(refusal(budget, program + least(asked)?, fitting));
         }
     };
     let batch_rows = usize::try_from(usage.batch_rows)?;
@@ -203,9 +203,9 @@ fn fixed_bytes(directory: &ModelDirectory, batch_rows: usize) -> u64 {
     directory.head_matrix().bytes + directory.output_norm.bytes + vectors + buffer + experts
 }
 
-fn refusal(budget: u64, least_bytes: u64, fitting: Option<u64>) -> Failure {
-    // With the slack, which is a share of what is given.
-    let held = least_bytes + Needed::PROGRAM_BYTES;
+/// Refuses what takes `held` bytes without the slack.
+fn refusal(budget: u64, held: u64, fitting: Option<u64>) -> Failure {
+    // The slack is a share of what is given.
     let needed = (held.saturating_mul(33) / 32 + 1).max(held + slack_bytes(0));
     let error = anyhow::anyhow!(
         "not enough memory: {} needed with every layer streamed, {} available",

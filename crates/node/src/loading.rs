@@ -13,7 +13,7 @@ use crate::driver::{Deployment, Driver, EngineFacts};
 use crate::failure::{Failure, Kind};
 use crate::fitting::{self, Fitted};
 use crate::gpus::{self, GpuWish};
-use crate::memory::{self, Usage};
+use crate::memory::{self, Duty, Usage};
 use crate::run::WeightsPlace;
 use crate::terminal::{self, Progress};
 
@@ -49,6 +49,16 @@ const BATCH_ROWS_MAX: usize = 8192;
 const SLOTS_MAX: usize = 256;
 
 impl EngineWish {
+    /// What of it memory depends on.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            duty: Duty::of(self.serves),
+            slots: self.slots as u64,
+            batch_rows: self.batch_rows as u64,
+            cache: self.cache,
+        }
+    }
+
     /// A wish for these sizes, with the default of everything else.
     ///
     /// # Errors
@@ -124,8 +134,7 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     }
     let Fitted { context_tokens, batch_rows, slots, cache, layout, placement, .. } = fitted;
     let wish = EngineWish { batch_rows, slots, cache, layout, ..*wish };
-    let usage =
-        Usage { slots: wish.slots as u64, batch_rows: wish.batch_rows as u64, cache: wish.cache };
+    let usage = wish.usage();
     let placement = gpus::share(model.directory(), (&usage, context_tokens), wish.gpu, placement)?;
     let options = EngineOptions { placement, ..engine_options(&model, &wish, context_tokens)? };
     let progress = Progress::start(&format!("loading {} ...", title(&model)));
@@ -210,8 +219,7 @@ pub(crate) fn beyond_training(asked: u64, trained: u64) -> Failure {
 pub(crate) fn choose_context(model: &Model, wish: &EngineWish) -> Result<u64, Failure> {
     let directory = model.directory();
     let trained = directory.hyper.context_length;
-    let usage =
-        Usage { slots: wish.slots as u64, batch_rows: wish.batch_rows as u64, cache: wish.cache };
+    let usage = wish.usage();
     let budget = wish.memory_budget_bytes.or_else(memory::available_bytes).unwrap_or(u64::MAX);
     if let Some(asked) = wish.context_tokens {
         let asked = if asked == 0 { trained } else { asked };

@@ -49,12 +49,47 @@ pub(crate) fn left_to_engines(weights: crate::run::WeightsPlace) -> Option<u64> 
 /// Contexts are chosen in steps of this many tokens, as the engine's cache is.
 pub(crate) const CONTEXT_STEP: u64 = 256;
 
-/// What the program takes beside weights, cache and computation: the vocabulary, buffers, code.
-const PROGRAM_BYTES: u64 = 60_000_000;
+/// What any program takes beside weights, cache and computation: code, buffers, metadata.
+const PROGRAM_BYTES: u64 = 45_000_000;
+
+/// What each token of the vocabulary takes where text is read and written, ...
+const TEXT_TOKEN_BYTES: u64 = 220;
+
+/// ... and where answers can be forced into forms, in the trees that masks are found with.
+const FORMS_TOKEN_BYTES: u64 = 550;
+
+/// What a program does with a model's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// Computes layers for another device, which knows the vocabulary.
+    Layers,
+    /// Reads and writes text.
+    Text,
+    /// Serves text, also in forms that are asked for.
+    Forms,
+}
+
+impl Duty {
+    /// Of a program that serves or does not.
+    pub(crate) fn of(serves: bool) -> Self {
+        if serves { Self::Forms } else { Self::Text }
+    }
+
+    /// Memory of the program itself.
+    pub(crate) fn program_bytes(self, directory: &ModelDirectory) -> u64 {
+        let token_bytes = match self {
+            Self::Layers => 0,
+            Self::Text => TEXT_TOKEN_BYTES,
+            Self::Forms => TEXT_TOKEN_BYTES + FORMS_TOKEN_BYTES,
+        };
+        PROGRAM_BYTES + token_bytes * directory.hyper.vocabulary_size as u64
+    }
+}
 
 /// How a model is to be used, as far as memory depends on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
+    pub(crate) duty: Duty,
     pub(crate) slots: u64,
     pub(crate) batch_rows: u64,
     pub(crate) cache: CacheElement,
@@ -67,16 +102,16 @@ pub(crate) struct Needed {
     pub(crate) model: MemoryNeeded,
     /// An upper estimate of intermediate values.
     pub(crate) compute_bytes: u64,
+    /// The program itself.
+    pub(crate) program_bytes: u64,
 }
 
 impl Needed {
     /// Bytes of everything, the program included.
     pub(crate) fn total_bytes(&self) -> u64 {
-        self.model.total_bytes.saturating_add(self.compute_bytes).saturating_add(PROGRAM_BYTES)
+        let work = self.compute_bytes.saturating_add(self.program_bytes);
+        self.model.total_bytes.saturating_add(work)
     }
-
-    /// Bytes of the program itself.
-    pub(crate) const PROGRAM_BYTES: u64 = PROGRAM_BYTES;
 }
 
 /// Memory for `context_tokens` tokens of context per slot.
@@ -96,7 +131,8 @@ pub(crate) fn needed(
     };
     let model = directory.memory_needed(&query).context("cannot tell the memory needed")?;
     let compute_bytes = compute_bytes(directory, usage, context_tokens);
-    Ok(Needed { context_tokens, model, compute_bytes })
+    let program_bytes = usage.duty.program_bytes(directory);
+    Ok(Needed { context_tokens, model, compute_bytes, program_bytes })
 }
 
 /// The largest context up to `most` that fits into `budget` bytes; nothing if not even one step
@@ -156,7 +192,7 @@ pub(crate) fn admit(
         bytes(needed.total_bytes()),
         bytes(needed.model.weights_bytes),
         bytes(needed.model.cache_bytes),
-        bytes(needed.compute_bytes + PROGRAM_BYTES),
+        bytes(needed.compute_bytes + needed.program_bytes),
         bytes(budget),
     );
     let hint = match largest_context(directory, usage, budget, context_tokens)? {
@@ -206,14 +242,17 @@ fn compute_bytes(directory: &ModelDirectory, usage: &Usage, context_tokens: u64)
     let used = hyper.experts.map_or(1, |experts| experts.used as u64);
     let mixed = hyper.experts.map_or(0, |experts| used * (embedding + 2 * experts.count as u64));
     let feed_forward = used * widest(|layer| layer.feed_forward_length);
-    // What is live at once: three hidden states, queries before and after rotation and the result
-    // of attention, gate and up with their product.
-    let row_elements = 3 * embedding + 3 * attention + 3 * feed_forward + 2 * mixed;
+    // What is live at once: three hidden states, and either queries before and after rotation and
+    // the result of attention, or gate and up with their product.
+    let row_elements = 3 * embedding + 3 * attention.max(feed_forward) + 2 * mixed;
     let rows = usage.batch_rows.min(context_tokens);
     // Kernels convert a matrix's input to the type of its products, in a buffer of their own.
-    let converted = rows.saturating_mul(feed_forward.max(embedding)).saturating_mul(FLOAT_BYTES);
+    let converted = rows.saturating_mul(feed_forward.max(embedding)).saturating_mul(HALF_BYTES);
     let masks = rows.saturating_mul(context_tokens.next_multiple_of(CONTEXT_STEP));
-    let logits = usage.slots.saturating_mul(hyper.vocabulary_size as u64);
+    let logits = match usage.duty {
+        Duty::Layers => 0,
+        Duty::Text | Duty::Forms => usage.slots.saturating_mul(hyper.vocabulary_size as u64),
+    };
     rows.saturating_mul(row_elements)
         .saturating_mul(FLOAT_BYTES)
         .saturating_add(converted)

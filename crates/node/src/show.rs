@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::failure::{Failure, one_line};
 use crate::loading;
-use crate::memory::{self, Needed, Usage};
+use crate::memory::{self, Duty, Needed, Usage};
 use crate::run::CacheTypes;
 use crate::store;
 use crate::terminal::{self, Table, bytes};
@@ -53,6 +53,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let gguf = Gguf::parse(file.bytes(), file.bytes().len() as u64)?;
     let directory = model.directory();
     let usage = Usage {
+        duty: Duty::Forms,
         slots: arguments.parallel,
         batch_rows: arguments.ubatch_size,
         cache: arguments.cache.element(),
@@ -232,7 +233,7 @@ fn memory_table(usage: &Usage, needed: &Needed) -> String {
     );
     table.row([cache, bytes(needed.model.cache_bytes)]);
     table.row(["computation, at most".to_owned(), bytes(needed.compute_bytes)]);
-    table.row(["the program, at most".to_owned(), bytes(Needed::PROGRAM_BYTES)]);
+    table.row(["the program, at most".to_owned(), bytes(needed.program_bytes)]);
     table.row(["together".to_owned(), bytes(needed.total_bytes())]);
     table.render()
 }
@@ -271,7 +272,7 @@ fn document(model: &Model, gguf: &Gguf<'_>, usage: &Usage, needed: &Needed) -> J
             "weights_bytes": needed.model.weights_bytes,
             "cache_bytes": needed.model.cache_bytes,
             "compute_bytes_at_most": needed.compute_bytes,
-            "program_bytes_at_most": Needed::PROGRAM_BYTES,
+            "program_bytes_at_most": needed.program_bytes,
             "total_bytes": needed.total_bytes(),
         },
     })

@@ -32,6 +32,7 @@ struct Ring {
     members: Vec<DeploymentMember>,
     slots: u32,
     kv_type: KvType,
+    batch_rows: u32,
     groups: u32,
 }
 
@@ -103,6 +104,7 @@ impl Control {
             members: order.into_iter().map(member).collect(),
             slots: asked.slots,
             kv_type: asked.kv_type,
+            batch_rows: asked.batch_rows,
             groups: count(route.stages()).max(1),
             route,
         })
@@ -115,7 +117,7 @@ impl Control {
             epoch: Epoch(0),
             slots: ring.slots,
             context_tokens: count(engine.context_tokens),
-            batch_rows_max: count(engine.batch_rows_max),
+            batch_rows_max: ring.batch_rows,
             groups: ring.groups,
             width: count(self.plan.model.directory().hyper.embedding_length),
             wire_element: self.plan.wire_element,
@@ -402,6 +404,7 @@ impl Control {
             members: placement.members.iter().map(member).collect(),
             slots: placement.slots,
             kv_type: placement.allowance.kv_type,
+            batch_rows: placement.allowance.batch_rows,
             groups: placement.groups.unwrap_or_else(|| count(placement.route.stages())).max(1),
             route: placement.route.clone(),
         };

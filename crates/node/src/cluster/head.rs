@@ -556,6 +556,7 @@ impl Control {
                 embedding: true,
                 head: true,
                 slots: assignment.spec().slots as usize,
+                batch_rows_max: assignment.spec().batch_rows_max as usize,
                 cache: cache.context("this build cannot cache keys and values so")?,
                 placement: room::placement(&windows, residency, engine.placement, buffer_bytes),
                 ..engine

@@ -7,7 +7,7 @@ use motley_engine::{
 };
 use motley_model::ModelDirectory;
 
-use crate::memory::{self, Needed, Usage};
+use crate::memory::{self, Duty, Usage};
 
 /// Memory of a model's parts for one way of using it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +18,10 @@ pub(crate) struct Sizes {
     layer_cache_bytes: Vec<u64>,
     /// Embedding and projection.
     ends_bytes: u64,
-    /// Intermediate values and the program.
+    /// Intermediate values and the program, without logits and vocabulary, ...
     work_bytes: u64,
+    /// ... and with them.
+    head_work_bytes: u64,
 }
 
 impl Sizes {
@@ -28,19 +30,24 @@ impl Sizes {
     /// # Errors
     /// When the cache cannot have its type or size.
     pub(crate) fn new(directory: &ModelDirectory, options: &EngineOptions) -> anyhow::Result<Self> {
-        let usage = Usage {
-            slots: options.slots as u64,
-            batch_rows: options.batch_rows_max as u64,
-            cache: options.cache,
+        let needed = |duty| {
+            let usage = Usage {
+                duty,
+                slots: options.slots as u64,
+                batch_rows: options.batch_rows_max as u64,
+                cache: options.cache,
+            };
+            memory::needed(directory, &usage, options.context_tokens as u64)
         };
-        let needed = memory::needed(directory, &usage, options.context_tokens as u64)?;
-        let model = &needed.model;
+        let (member, head) = (needed(Duty::Layers)?, needed(Duty::Forms)?);
+        let model = &member.model;
         let layers = model.layer_weights_bytes.iter().zip(&model.layer_cache_bytes);
         Ok(Self {
             layer_bytes: layers.map(|(weights, cache)| weights + cache).collect(),
             layer_cache_bytes: model.layer_cache_bytes.clone(),
             ends_bytes: model.embedding_bytes + model.head_bytes,
-            work_bytes: needed.compute_bytes + Needed::PROGRAM_BYTES,
+            work_bytes: member.compute_bytes + member.program_bytes,
+            head_work_bytes: head.compute_bytes + head.program_bytes,
         })
     }
 
@@ -48,17 +55,23 @@ impl Sizes {
     #[cfg(test)]
     pub(crate) fn made(layer_bytes: &[u64], ends_bytes: u64, work_bytes: u64) -> Self {
         let layer_cache_bytes = vec![0; layer_bytes.len()];
-        Self { layer_bytes: layer_bytes.to_vec(), layer_cache_bytes, ends_bytes, work_bytes }
+        Self {
+            layer_bytes: layer_bytes.to_vec(),
+            layer_cache_bytes,
+            ends_bytes,
+            work_bytes,
+            head_work_bytes: work_bytes,
+        }
     }
 
     /// Intermediate values and the program itself.
-    pub(crate) fn work_bytes(&self) -> u64 {
-        self.work_bytes
+    pub(crate) fn work_bytes(&self, head: bool) -> u64 {
+        if head { self.head_work_bytes } else { self.work_bytes }
     }
 
     /// What a device needs beside its layers.
     pub(crate) fn fixed_bytes(&self, head: bool) -> u64 {
-        self.work_bytes + if head { self.ends_bytes } else { 0 }
+        self.work_bytes(head) + if head { self.ends_bytes } else { 0 }
     }
 }
 
@@ -206,6 +219,7 @@ mod tests {
             layer_cache_bytes: vec![10; 4],
             ends_bytes: 5,
             work_bytes: 7,
+            head_work_bytes: 9,
         };
         let run = |first, count, weights| ResidencyRun {
             layers: LayerRange::with_len(first, count),

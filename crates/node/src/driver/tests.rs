@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{
     Answer, CallerKey, Deployment, Driver, Event, FinishReason, Purpose, Request, SubmitError,
 };
-use crate::memory::{self, Usage};
+use crate::memory::{self, Duty, Usage};
 use crate::prompt::PromptMaker;
 use crate::small_model::small_model;
 
@@ -246,7 +246,8 @@ fn what_does_not_fit_is_refused_at_once() {
 #[test]
 fn memory_is_foretold() {
     let Some(fixture) = Fixture::load(3) else { return };
-    let usage = Usage { slots: 3, batch_rows: BATCH_ROWS as u64, cache: CacheElement::F16 };
+    let (duty, batch_rows) = (Duty::Text, BATCH_ROWS as u64);
+    let usage = Usage { duty, slots: 3, batch_rows, cache: CacheElement::F16 };
     let foretold =
         memory::needed(fixture.model.directory(), &usage, CONTEXT_TOKENS as u64).unwrap();
     let held = fixture.driver.facts().unwrap().memory;

@@ -6,7 +6,7 @@ use motley_engine::{CacheElement, Model};
 use super::{Fitted, budget_bytes, engine_bytes, fit_as_asked, streamed};
 use crate::failure::Failure;
 use crate::loading::EngineWish;
-use crate::memory::{self, Usage};
+use crate::memory;
 use crate::run::WeightsPlace;
 
 /// Elements of a block of 8-bit keys and values, of which heads must be multiples.
@@ -69,9 +69,9 @@ pub(crate) fn variants(model: &Model, wish: &EngineWish) -> Vec<EngineWish> {
 fn is_modest(model: &Model, wish: &EngineWish) -> bool {
     let trained = model.directory().hyper.context_length;
     let context = wish.context_tokens.filter(|asked| *asked > 0).unwrap_or(trained);
-    let usage =
-        Usage { slots: wish.slots as u64, batch_rows: wish.batch_rows as u64, cache: wish.cache };
-    let room = engine_bytes(budget_bytes(wish));
+    let usage = wish.usage();
+    let program = usage.duty.program_bytes(model.directory());
+    let room = engine_bytes(budget_bytes(wish), program);
     let needed = memory::needed(model.directory(), &usage, context);
     needed.is_ok_and(|needed| needed.model.cache_bytes <= room / CACHE_PART)
 }
@@ -139,15 +139,15 @@ mod tests {
         check(
             &model,
             8192,
-            &[1600, 700, 450, 310, 230, 180],
+            &[1600, 700, 450, 310, 250, 180],
             expect![[r#"
             1600 MB: as asked for
             700 MB: warning: to make room for a context of 8192 tokens: keys and values have 8 bits instead of 16
             450 MB: warning: to make room for a context of 8192 tokens: keys and values have 8 bits instead of 16, 2 of 4 slots
             310 MB: warning: to make room for a context of 8192 tokens: keys and values have 8 bits instead of 16, 1 of 4 slots
-            230 MB: warning: to make room for a context of 8192 tokens: keys and values have 8 bits instead of 16, 1 of 4 slots, weights are read from disk
-            180 MB: motley: not enough memory: 220 MB needed with every layer streamed, 180 MB available
-            hint: a context of 4864 tokens fits: -c 4864
+            250 MB: warning: to make room for a context of 8192 tokens: keys and values have 8 bits instead of 16, 1 of 4 slots, weights are read from disk
+            180 MB: motley: not enough memory: 243 MB needed with every layer streamed, 180 MB available
+            hint: a context of 3072 tokens fits: -c 3072
         "#]],
         );
     }

@@ -179,22 +179,31 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
     Ok((EngineBackend::new(parts, model_name(settings), engine.context_tokens)?, words))
 }
 
-/// What a ring may keep of sequences: as asked for, and then less and less.
+/// What a ring may keep of sequences: as asked for, and then less and less; at last all that once
+/// more in smaller micro-batches, which leave more memory to weights.
 fn allowances(
     model: &Model,
     wish: &EngineWish,
     engine: &EngineOptions,
 ) -> Result<Vec<Allowance>, Failure> {
     let allowance = |less: &EngineWish| {
-        let options = EngineOptions { slots: less.slots, cache: less.cache, ..engine.clone() };
+        let options = EngineOptions {
+            slots: less.slots,
+            cache: less.cache,
+            batch_rows_max: less.batch_rows,
+            ..engine.clone()
+        };
         Ok(Allowance {
             slots: u32::try_from(less.slots)?,
             kv_type: stage::kv_type(less.cache),
+            batch_rows: u32::try_from(less.batch_rows)?,
             sizes: Sizes::new(model.directory(), &options)?,
             given_up: fitting::given_up_of_sequences(wish, less.cache, less.slots),
         })
     };
-    fitting::variants(model, wish).iter().map(allowance).collect()
+    let variants = fitting::variants(model, wish);
+    let small = variants.iter().filter_map(fitting::in_small_batches);
+    variants.iter().copied().chain(small).map(|it| allowance(&it)).collect()
 }
 
 /// What the model's files hold, block by block; hashed once as long as they do not change.

@@ -44,6 +44,8 @@ pub(crate) struct Allowance {
     /// Sequences at a time, at most where the goal decides.
     pub(crate) slots: u32,
     pub(crate) kv_type: KvType,
+    /// Rows of a micro-batch.
+    pub(crate) batch_rows: u32,
     /// What the model's parts take then.
     pub(crate) sizes: Sizes,
     /// What is less than asked for, in words.
@@ -91,7 +93,7 @@ impl Question {
         let mut refused = BTreeMap::new();
         for (index, candidate) in self.candidates.iter().enumerate() {
             let name = unused_name(&candidate.name, &names);
-            match self.device(candidate, &name, index == 0, &allowance.sizes) {
+            match self.device(candidate, &name, index == 0, allowance) {
                 Ok(device) => {
                     names.insert(name);
                     devices.push(device);
@@ -111,7 +113,11 @@ impl Question {
             links: self.link_spec(&devices, &nodes),
             devices,
         };
-        let workload = WorkloadSpec { kv_type: allowance.kv_type, ..self.goal.workload.to_spec() };
+        let workload = WorkloadSpec {
+            kv_type: allowance.kv_type,
+            micro_batch_tokens: allowance.batch_rows,
+            ..self.goal.workload.to_spec()
+        };
         let problem = Problem {
             cluster: Cluster::new(spec)?,
             model: ModelProfile::clone(&self.model),
@@ -133,7 +139,7 @@ impl Question {
         candidate: &Candidate,
         name: &str,
         head: bool,
-        sizes: &Sizes,
+        allowance: &Allowance,
     ) -> Result<DeviceProfile, FieldError> {
         let mut spec = candidate.surveyed.device.to_spec();
         name.clone_into(&mut spec.name);
@@ -143,7 +149,7 @@ impl Question {
         spec.unified_memory &= !spec.gpus.is_empty();
         for gpu in &mut spec.gpus {
             // The planner leaves this to the profile, which knows no model.
-            let work = Bytes::new(sizes.work_bytes());
+            let work = Bytes::new(allowance.sizes.work_bytes(head));
             gpu.usable_bytes = gpu.usable_bytes.saturating_sub(work);
         }
         let memory = &mut spec.memory;
@@ -155,20 +161,20 @@ impl Question {
             given => stated.min(Bytes::new(given)),
         };
         // The planner counts a work buffer of its own; ours is larger, for the program is in it.
-        let theirs = self.planned_buffer_bytes(head);
-        let ours = Bytes::new(sizes.work_bytes());
+        let theirs = self.planned_buffer_bytes(head, allowance.batch_rows);
+        let ours = Bytes::new(allowance.sizes.work_bytes(head));
         memory.ram_available_bytes = given.saturating_sub(ours) + theirs;
         memory.ram_total_bytes = memory.ram_total_bytes.max(memory.ram_available_bytes);
         slow_down(&mut spec, candidate.factor);
         DeviceProfile::new(spec)
     }
 
-    fn planned_buffer_bytes(&self, head: bool) -> Bytes {
+    fn planned_buffer_bytes(&self, head: bool, batch_rows: u32) -> Bytes {
         let workload = &self.goal.workload;
         compute_buffer_bytes(
             &self.model,
             &BufferDemand {
-                micro_batch_tokens: workload.micro_batch_tokens,
+                micro_batch_tokens: batch_rows,
                 context_tokens: workload.context_tokens,
                 flash_attention: workload.flash_attention,
                 runs_head: head,

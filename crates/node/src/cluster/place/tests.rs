@@ -115,6 +115,7 @@ fn allowance(slots: u32, kv_type: KvType, given_up: &[&str]) -> Allowance {
     Allowance {
         slots,
         kv_type,
+        batch_rows: 64,
         sizes: Sizes::made(&[100 * MB; 10], 20 * MB, 50 * MB),
         given_up: given_up.iter().map(|&it| it.to_owned()).collect(),
     }
@@ -470,4 +471,31 @@ fn sequences_give_way_before_weights_are_streamed() {
     let placement = place(&many, None).unwrap();
     assert!(placement.streams());
     assert_eq!(placement.allowance.kv_type, KvType::F16);
+}
+
+#[test]
+fn streaming_rings_take_the_micro_batches_that_answer_sooner() {
+    let large = Allowance {
+        batch_rows: 512,
+        sizes: Sizes::made(&[100 * MB; 10], 20 * MB, 250 * MB),
+        ..allowance(1, KvType::F16, &[])
+    };
+    let mut asked = question(&[(10.0, 700), (10.0, 400)]);
+    let small = Allowance { batch_rows: 2, ..allowance(1, KvType::F16, &[]) };
+    asked.allowances = vec![large, small];
+    let rows = |prompt_tokens, generated_tokens| {
+        let mut asked = asked.clone();
+        asked.goal.workload = Workload::single_user(prompt_tokens, generated_tokens, 512).unwrap();
+        let placement = place(&asked, None).unwrap();
+        assert!(placement.streams());
+        placement.allowance.batch_rows
+    };
+    // More layers stay in memory beside small micro-batches, but a prompt reads the rest more often.
+    assert_eq!(rows(448.0, 4.0), 512);
+    assert_eq!(rows(8.0, 448.0), 2);
+    // Where small ones let everything stay, there is nothing to weigh up.
+    asked.candidates[1].budget_bytes = 500 * MB;
+    let placement = place(&asked, None).unwrap();
+    assert!(!placement.streams());
+    assert_eq!(placement.allowance.batch_rows, 2);
 }
