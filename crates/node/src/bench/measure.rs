@@ -1,6 +1,7 @@
 //! Timed workloads, alternating between engines.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use motley_engine::ExpertFigures;
@@ -80,6 +81,10 @@ impl Measured {
     }
 }
 
+/// Workers of a pool go on looking for work for a while before they sleep, some 0.3 s at the level
+/// in use here: those of the engine that has just run would slow the other.
+const SETTLE: Duration = Duration::from_millis(600);
+
 /// Times a workload with both engines in turn; each first runs once untimed.
 pub(super) fn alternate(
     workload: Workload,
@@ -88,21 +93,26 @@ pub(super) fn alternate(
     mut theirs: Option<&mut Theirs<'_>>,
 ) -> anyhow::Result<Measured> {
     let (mut our_rates, mut their_rates) = (Vec::new(), Vec::new());
-    time(workload, plan, ours)?;
+    let settle = if theirs.is_some() { SETTLE } else { Duration::ZERO };
+    let time = |subject: &mut dyn Subject| {
+        thread::sleep(settle);
+        time(workload, plan, subject)
+    };
+    time(ours)?;
     if let Some(theirs) = theirs.as_deref_mut() {
-        time(workload, plan, theirs)?;
+        time(theirs)?;
     }
     for repetition in 0..plan.repetitions {
         // Who goes first changes, so that neither always runs on the warmer processor.
         if repetition % 2 == 0 {
-            our_rates.push(time(workload, plan, ours)?);
+            our_rates.push(time(ours)?);
             ours.after_run()?;
         }
         if let Some(theirs) = theirs.as_deref_mut() {
-            their_rates.push(time(workload, plan, theirs)?);
+            their_rates.push(time(theirs)?);
         }
         if repetition % 2 == 1 {
-            our_rates.push(time(workload, plan, ours)?);
+            our_rates.push(time(ours)?);
             ours.after_run()?;
         }
     }

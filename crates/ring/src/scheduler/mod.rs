@@ -28,8 +28,9 @@ use slots::{Sequence, Slot};
 /// On a processor a micro-batch of 32 to 64 rows costs about as much as its rows, so that more
 /// would only make the others wait longer; on a GPU up to a few hundred cost little more than one.
 /// 64 holds the others up for little and loses little prompt speed on either. Where many prompts
-/// wait, more are waiting for their first token than for their next. A driver that measures its
-/// steps may change it at any time.
+/// wait, more are waiting for their first token than for their next; and a prompt counts once more
+/// for each that was complete before it was begun. A driver that measures its steps may change it
+/// at any time.
 const PREFILL_ROWS_WHILE_DECODING: u32 = 64;
 
 /// Rows of a prompt in a micro-batch where all of them are wanted: logits of one row take up to a
@@ -545,21 +546,46 @@ impl Scheduler {
         } else {
             prompts.sort_unstable_by_key(waiting_since);
         }
-        let mut room = options.batch_rows_max - first as u32;
-        if active > 0 {
-            let waiting = prompts.len() as u32;
-            room = room.min(options.prefill_rows_while_decoding.saturating_mul(waiting));
+        let first = first as u32;
+        self.share_prompts(first, active > 0);
+    }
+
+    /// Decides how many rows of the prompts, which follow the `first` slots of the order, come in
+    /// the next micro-batch.
+    ///
+    /// While others decode, room grows with the prompts that wait and with those that were complete
+    /// before them: of many that came together, the last must not wait longer still because all
+    /// others have their first token. One that has begun gains nothing more, so that a long one does
+    /// not hold the others up more and more. What does not fit into one micro-batch is cut evenly:
+    /// as many steps, and none that is much longer than the next.
+    fn share_prompts(&mut self, first: u32, others_decode: bool) {
+        let Self { options, slots, shares, order, .. } = self;
+        let prompts = &order[first as usize..];
+        let mut room = options.batch_rows_max - first;
+        if others_decode {
+            let overtaken = |slot: &u32| slots[*slot as usize].overtaken();
+            let weight: u32 = prompts.iter().map(|slot| 1 + overtaken(slot)).sum();
+            room = room.min(options.prefill_rows_while_decoding.saturating_mul(weight));
         }
-        let (mut none_yet, mut one_ends) = (true, false);
-        for slot in &*prompts {
+        let (mut none_yet, mut ending) = (true, 0);
+        for slot in prompts {
             let index = *slot as usize;
-            let rows = chunk_rows(options, &slots[index]).min(room);
-            let ends = rows == slots[index].pending();
-            if rows > 0 && (none_yet || ends || rows >= PREFILL_ROWS_MIN && !one_ends) {
+            let pending = slots[index].pending();
+            let most = chunk_rows(options, &slots[index]).min(room);
+            let rows = if others_decode { even_part(pending, most) } else { most };
+            let ends = rows == pending;
+            if rows > 0 && (none_yet || ends || rows >= PREFILL_ROWS_MIN && ending == 0) {
                 shares[index] = rows;
-                room -= rows;
+                // What the cut leaves free is for nobody: the step is to be shorter for it.
+                room -= most;
                 none_yet = false;
-                one_ends |= ends;
+                ending += u32::from(ends);
+            }
+        }
+        for slot in prompts {
+            let index = *slot as usize;
+            if shares[index] == 0 {
+                slots[index].overtake(ending);
             }
         }
     }
@@ -570,6 +596,12 @@ fn chunk_rows(options: &SchedulerOptions, slot: &Slot) -> u32 {
     let most = if slot.wants_all_rows() { WANTED_ROWS_MAX } else { options.batch_rows_max };
     let chunk = prefill_chunk_rows(slot.prompt_tokens(), options.groups, options.batch_rows_max);
     slot.pending().min(chunk).min(most)
+}
+
+/// The first of as few parts of `pending` rows as possible, none above `most`, that differ little.
+fn even_part(pending: u32, most: u32) -> u32 {
+    let parts = pending.div_ceil(most.max(1)).max(1);
+    pending.div_ceil(parts).max(PREFILL_ROWS_MIN).min(most)
 }
 
 fn check(options: &SchedulerOptions) {

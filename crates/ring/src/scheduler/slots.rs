@@ -113,6 +113,8 @@ pub(super) struct Sequence {
     pub(super) broken: bool,
     /// When it last began to wait for rows.
     pub(super) waiting_since: u64,
+    /// Prompts that were complete before this one was begun.
+    overtaken: u32,
 }
 
 impl Sequence {
@@ -135,6 +137,20 @@ impl Slot {
 
     pub(super) fn waiting_since(&self) -> u64 {
         self.sequence.as_ref().map_or(0, |sequence| sequence.waiting_since)
+    }
+
+    /// Prompts that were complete before this slot's was begun.
+    pub(super) fn overtaken(&self) -> u32 {
+        self.sequence.as_ref().map_or(0, |sequence| sequence.overtaken)
+    }
+
+    /// Notes that so many prompts are complete before this slot's, if nothing of it is sent yet.
+    pub(super) fn overtake(&mut self, prompts: u32) {
+        if let Some(sequence) = &mut self.sequence
+            && sequence.sent == sequence.cached
+        {
+            sequence.overtaken += prompts;
+        }
     }
 
     /// Whether the rows that come next are all wanted at the head.
@@ -198,6 +214,7 @@ impl Slot {
             ended: false,
             broken: false,
             waiting_since: moment,
+            overtaken: 0,
         });
     }
 

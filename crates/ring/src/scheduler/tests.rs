@@ -155,11 +155,11 @@ fn short_prompts_do_not_hold_up_a_long_one_for_ever() {
     }
     expect![[r#"
         1![0..3)*
-        1[3..4)* 0![0..8)
+        1[3..4)* 0![0..12)
         1[4..5)* 2![0..3)* 3![0..3)*
-        2[3..4)* 3[3..4)* 0[8..16)
+        2[3..4)* 3[3..4)* 0[12..24)
         2[4..5)* 3[4..5)* 1[2..3)*
-        1[3..4)* 0[16..28)
+        1[3..4)* 0[24..39)
     "#]]
     .assert_eq(&sent);
 }
@@ -176,14 +176,66 @@ fn prompts_that_wait_together_are_computed_one_after_the_other() {
     bench.come_back();
     bench.check(expect![[r#"
         0[1..2)* 1![0..130)*
-        0[2..3)* 1[130..131)* 2![0..128)
-        1[131..132)* 2[128..130)*
-        2[130..131)* 3![0..64)
-        2[131..132)* 3[64..128)
-        3[128..130)*
-        3[130..131)*
+        0[2..3)* 1[130..131)* 2![0..130)*
+        1[131..132)* 2[130..131)* 3![0..130)*
+        2[131..132)* 3[130..131)*
         3[131..132)*
     "#]]);
+}
+
+/// Of prompts that come together the last waited for some twenty steps of all others' answers.
+#[test]
+fn the_last_of_many_prompts_gets_as_much_room_as_the_first() {
+    let options =
+        SchedulerOptions { slots: 5, batch_rows_max: 512, context_tokens: 1024, ..OPTIONS };
+    let mut bench = Bench::new(SchedulerOptions { prefill_rows_while_decoding: 64, ..options });
+    for request in 1..=5 {
+        let mut long = ask(request, 0, &numbers(512));
+        long.tokens_max = 100;
+        bench.submit(long).expect("there is room");
+    }
+    let mut sent = String::new();
+    while !sent.contains(" 4[512..513)*") {
+        sent.push_str(&bench.send());
+        bench.come_back();
+    }
+    expect![[r#"
+        0![0..512)*
+        0[512..513)* 1![0..256)
+        0[513..514)* 1[256..512)*
+        0[514..515)* 1[512..513)* 2![0..256)
+        0[515..516)* 1[513..514)* 2[256..512)*
+        0[516..517)* 1[514..515)* 2[512..513)* 3![0..256)
+        0[517..518)* 1[515..516)* 2[513..514)* 3[256..512)*
+        0[518..519)* 1[516..517)* 2[514..515)* 3[512..513)* 4![0..256)
+        0[519..520)* 1[517..518)* 2[515..516)* 3[513..514)* 4[256..512)*
+        0[520..521)* 1[518..519)* 2[516..517)* 3[514..515)* 4[512..513)*
+    "#]]
+    .assert_eq(&sent);
+}
+
+#[test]
+fn a_long_prompt_that_has_begun_gains_no_more_room() {
+    let options = SchedulerOptions { batch_rows_max: 512, context_tokens: 1024, ..OPTIONS };
+    let mut bench = Bench::new(SchedulerOptions { prefill_rows_while_decoding: 64, ..options });
+    bench.ask(1, &[1]);
+    bench.send();
+    bench.ask(2, &numbers(1000));
+    bench.come_back();
+    let mut sent = String::new();
+    for request in 3..8 {
+        sent.push_str(&bench.send());
+        bench.ask(request, &numbers(64));
+        bench.come_back();
+    }
+    expect![[r#"
+        0[1..2)* 1![0..64)
+        0[2..3)* 2![0..64)*
+        2[64..65)* 1[64..181)
+        2[65..66)* 3![0..64)* 0![0..64)*
+        0[64..65)* 3[64..65)* 1[181..298)
+    "#]]
+    .assert_eq(&sent);
 }
 
 #[test]
@@ -445,16 +497,16 @@ fn all_logits_of_a_prompt_come_back_in_order() {
     bench.send();
     bench.come_back();
     expect![[r#"
-        2[1..2)* 1![0..4)**
+        2[1..2)* 1![0..8)**
     "#]]
     .assert_eq(&bench.send());
     let ready = bench.come_back();
     let told: Vec<_> =
         ready.iter().map(|ready| (ready.first_row, ready.rows, ready.chooses)).collect();
-    assert_eq!(told, [(0, 1, true), (1, 4, false)]);
+    assert_eq!(told, [(0, 1, true), (1, 8, false)]);
     bench.check(expect![[r#"
-        2[2..3)* 1[4..8)**
-        1[8..18)**
+        2[2..3)* 1[8..16)**
+        1[16..18)**
         1[18..19)*
     "#]]);
 }
