@@ -54,6 +54,12 @@ pub(crate) enum Rule {
 }
 
 impl Placement {
+    /// Whether an embedding of its own, not tied to the head, stays in its file.
+    #[must_use]
+    pub fn maps_embedding(&self) -> bool {
+        self.rule != Rule::Uniform(Residency::Ram)
+    }
+
     /// One residency per held layer, in the order of the layers.
     pub fn per_layer(residencies: Vec<Residency>) -> Self {
         let gpu = |residency: &Residency| match residency {

@@ -16,7 +16,7 @@ pub(crate) struct Sizes {
     pub(crate) layer_bytes: Vec<u64>,
     /// Of them keys and values.
     layer_cache_bytes: Vec<u64>,
-    /// Embedding and projection.
+    /// Embedding and projection, as far as they stay in memory.
     ends_bytes: u64,
     /// Intermediate values and the program, without logits and vocabulary, ...
     work_bytes: u64,
@@ -41,11 +41,14 @@ impl Sizes {
         };
         let (member, head) = (needed(Duty::Layers)?, needed(Duty::Forms)?);
         let model = &member.model;
+        // Each token needs one row of an embedding that is not the projection too.
+        let mapped = options.placement.maps_embedding() && directory.output.is_some();
+        let embedding_bytes = if mapped { 0 } else { model.embedding_bytes };
         let layers = model.layer_weights_bytes.iter().zip(&model.layer_cache_bytes);
         Ok(Self {
             layer_bytes: layers.map(|(weights, cache)| weights + cache).collect(),
             layer_cache_bytes: model.layer_cache_bytes.clone(),
-            ends_bytes: model.embedding_bytes + model.head_bytes,
+            ends_bytes: embedding_bytes + model.head_bytes,
             work_bytes: member.compute_bytes + member.program_bytes,
             head_work_bytes: head.compute_bytes + head.program_bytes,
         })
@@ -67,6 +70,11 @@ impl Sizes {
     /// Intermediate values and the program itself.
     pub(crate) fn work_bytes(&self, head: bool) -> u64 {
         if head { self.head_work_bytes } else { self.work_bytes }
+    }
+
+    /// Embedding and projection, as far as they stay in memory.
+    pub(crate) fn ends_bytes(&self) -> u64 {
+        self.ends_bytes
     }
 
     /// What a device needs beside its layers.

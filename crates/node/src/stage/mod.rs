@@ -21,6 +21,9 @@ pub(crate) use links::{Arrival, Links};
 pub(crate) use member::{MemberPlan, MemberStage, Reports};
 pub(crate) use yielding::{Yielder, YieldingEngine};
 
+#[cfg(test)]
+mod hop;
+
 /// The plan's word for how keys and values are kept.
 pub(crate) fn kv_type(element: CacheElement) -> KvType {
     match element {

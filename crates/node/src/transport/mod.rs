@@ -28,3 +28,5 @@ pub(crate) use listener::{Arrival, Listener};
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::test_pair;

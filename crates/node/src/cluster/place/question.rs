@@ -164,6 +164,12 @@ impl Question {
         let theirs = self.planned_buffer_bytes(head, allowance.batch_rows);
         let ours = Bytes::new(allowance.sizes.work_bytes(head));
         memory.ram_available_bytes = given.saturating_sub(ours) + theirs;
+        if head && spec.gpus.is_empty() {
+            // It also counts an embedding that stays in its file.
+            let counted = self.model.head_resident_bytes();
+            let mapped = counted.saturating_sub(Bytes::new(allowance.sizes.ends_bytes()));
+            memory.ram_available_bytes += mapped;
+        }
         memory.ram_total_bytes = memory.ram_total_bytes.max(memory.ram_available_bytes);
         slow_down(&mut spec, candidate.factor);
         DeviceProfile::new(spec)

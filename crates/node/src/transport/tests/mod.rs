@@ -110,3 +110,9 @@ fn pair() -> Pair {
     assert_eq!(node, second.node());
     Pair { caller, answerer, _listener: listener }
 }
+
+/// The two ends of a connection, which lives as long as its listener.
+pub(crate) fn test_pair() -> (Connection, Connection, Listener) {
+    let Pair { caller, answerer, _listener } = pair();
+    (caller, answerer, _listener)
+}
