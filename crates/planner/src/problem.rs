@@ -145,6 +145,8 @@ pub struct PlanOptions {
     /// Sequences whose keys and values a latency plan keeps room for, although it is planned for
     /// one at a time.
     pub kept_sequences: u32,
+    /// Fewest rounds a ring may have, as far as there are layers for them.
+    pub rounds_min: u32,
     /// Most rounds a ring may have.
     pub rounds_max: u32,
     /// Devices that must not be used.
@@ -163,6 +165,7 @@ impl PlanOptions {
             waiting: WaitingModel::Concurrency,
             slots_max: 64,
             kept_sequences: 1,
+            rounds_min: 1,
             rounds_max: 32,
             excluded: Vec::new(),
         }
@@ -179,6 +182,7 @@ impl PlanOptions {
             waiting: WaitingModel::Congestion,
             slots_max: 64,
             kept_sequences: 1,
+            rounds_min: 1,
             rounds_max: 1,
             excluded: Vec::new(),
         }

@@ -221,6 +221,23 @@ fn every_disk_model_gives_a_plan_and_more_overlap_is_faster() {
 }
 
 #[test]
+fn a_ring_has_as_many_rounds_as_asked_for() {
+    let asked = |rounds_min, rounds_max| {
+        let options = PlanOptions { rounds_min, rounds_max, ..PlanOptions::full() };
+        outcome(&problem(home(), "llama-3-70b-q4_k_s", options), Method::Halda)
+    };
+    let free = asked(1, 32);
+    for rounds in [1, 3, 5] {
+        let fixed = asked(rounds, rounds);
+        assert_eq!(fixed.plan.replicas()[0].rounds, rounds);
+        // The search counts in ticks, of which the best may differ in the last.
+        assert!(tpot_ms(&fixed) >= tpot_ms(&free) - 1e-6, "{rounds} rounds");
+    }
+    // There are 80 layers.
+    assert!(asked(1000, 1000).plan.replicas()[0].rounds <= 80);
+}
+
+#[test]
 fn a_device_left_out_is_judged_by_the_best_plan_with_it() {
     let workload = Workload::single_user(512.0, 256.0, 4096).expect("valid");
     let mut left_out = 0;

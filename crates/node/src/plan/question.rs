@@ -169,7 +169,7 @@ pub(crate) fn of_ring(
     spec.micro_batch_tokens = u32::try_from(engine.batch_rows_max)?;
     spec.kv_type = stage::kv_type(engine.cache);
     let workload = Workload::new(spec).context("the workload does not fit the engine")?;
-    Ok(Goal { objective, workload })
+    Ok(Goal { objective, workload, rounds: None })
 }
 
 fn is_document(name: &str) -> bool {

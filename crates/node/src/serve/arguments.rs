@@ -129,7 +129,7 @@ pub(crate) struct Arguments {
     /// File of what this device can do [default: it is measured]
     #[arg(long, value_name = "FILE")]
     pub(super) profile: Option<PathBuf>,
-    /// Rounds of the ring per token, where --split says who gets which layers [default: 1]
+    /// Rounds of the ring per token [default: as planned, or 1 where --split deals out layers]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), hide = true)]
     pub(super) rounds: Option<u32>,
     /// How activations travel: f32, f16 or q8_0

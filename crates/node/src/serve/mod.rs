@@ -31,7 +31,7 @@ use backend::{EngineBackend, Parts, Place};
 use settings::{ClusterWish, Settings};
 
 use crate::blocks::{LocalModel, Manifest, ManifestCache};
-use crate::cluster::{Allowance, ClusterHead, HeadPlan, Holding, Shelf, Sizes};
+use crate::cluster::{Allowance, ClusterHead, Goal, HeadPlan, Holding, Shelf, Sizes};
 use crate::driver::Driver;
 use crate::failure::Failure;
 use crate::fitting;
@@ -160,9 +160,12 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
         allowances: allowances(&model, &settings.engine, &engine)?,
         budget_bytes: budget.unwrap_or(u64::MAX),
         split: wish.split.clone(),
-        goal: plan::goal(wish.objective, wish.workload.as_ref(), &engine)?,
+        goal: Goal {
+            rounds: wish.rounds,
+            ..plan::goal(wish.objective, wish.workload.as_ref(), &engine)?
+        },
         profile: wish.profile.clone(),
-        rounds: wish.rounds,
+        rounds: wish.rounds.unwrap_or(1),
         wire_element: wish.wire,
         nodes_awaited: wish.nodes_awaited,
         engine: engine.clone(),

@@ -59,7 +59,7 @@ pub(super) struct ClusterWish {
     /// Lengths and arrivals to plan for, if they are not one user's.
     pub(super) workload: Option<Workload>,
     pub(super) profile: ProfileSource,
-    pub(super) rounds: u32,
+    pub(super) rounds: Option<u32>,
     pub(super) wire: WireElement,
 }
 
@@ -154,10 +154,6 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
         return Err(Failure::usage("devices of a cluster cache keys and values in one type")
             .hint("give -ctk alone, or the same for -ctv"));
     }
-    if arguments.rounds.is_some() && arguments.split == Split::Auto {
-        return Err(Failure::usage("--rounds is decided by the plan")
-            .hint("--split memory, even or 10,12,8 deals layers out without one"));
-    }
     Ok(Some(ClusterWish {
         address: SocketAddr::new(host, arguments.cluster_port),
         announced: arguments.lan,
@@ -170,7 +166,7 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
             arguments.models.clone(),
             arguments.threads,
         )?,
-        rounds: arguments.rounds.unwrap_or(1),
+        rounds: arguments.rounds,
         wire: arguments.wire.element(),
     }))
 }

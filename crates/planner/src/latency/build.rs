@@ -66,6 +66,7 @@ pub(super) fn instance(problem: &Problem, trim: &Trim) -> Instance {
         hops: hops.iter().map(|row| row.iter().map(in_ticks).collect()).collect(),
         disk: problem.options.disk_model,
         allow_streaming: problem.options.allow_streaming,
+        rounds_min: problem.options.rounds_min,
         rounds_max,
         shape: RoundShape::Uneven,
         buffer_min: STREAM_SLOTS,

@@ -125,6 +125,7 @@ pub(super) struct Instance {
     pub(super) hops: Vec<Vec<Option<Ticks>>>,
     pub(super) disk: DiskModel,
     pub(super) allow_streaming: bool,
+    pub(super) rounds_min: u32,
     pub(super) rounds_max: u32,
     pub(super) shape: RoundShape,
     /// Layer slots a stream needs at least.
@@ -326,7 +327,8 @@ impl Instance {
     pub(super) fn rounds(&self) -> std::ops::RangeInclusive<u32> {
         match self.disk {
             DiskModel::RingOverlap | DiskModel::Streaming => {
-                1..=self.rounds_max.min(self.layers).max(1)
+                let most = self.rounds_max.min(self.layers).max(1);
+                self.rounds_min.clamp(1, most)..=most
             }
             DiskModel::Excess | DiskModel::CyclicLru => 1..=1,
         }

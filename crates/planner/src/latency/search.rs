@@ -84,8 +84,9 @@ pub(super) fn best_with(
     let mut run = Run { instance, scope: &scope, hops, best: None, divisions: 0 };
     let mut least = None;
     // Beginning near the best, so that most other numbers are ruled out at once.
-    let below = (1..ring.rounds).rev();
-    let above = ring.rounds + 1..=*instance.rounds().end();
+    let (fewest, most) = instance.rounds().into_inner();
+    let below = (fewest..ring.rounds).rev();
+    let above = ring.rounds + 1..=most;
     for rounds in std::iter::once(ring.rounds).chain(below).chain(above) {
         if rounds > ring.rounds && run.settled(&mut least, rounds) {
             break;

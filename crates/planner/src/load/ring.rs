@@ -66,7 +66,7 @@ fn ring_choice(setting: &Setting<'_>, order: &[TypeId]) -> Option<Choice> {
         .collect::<Option<_>>()?;
     let token = Costs::of(setting, order, &capacities, Batch::Tokens(1));
     let mut best: Option<(f64, Plan)> = None;
-    for rounds in 1..=rounds_max {
+    for rounds in setting.problem.options.rounds_min.clamp(1, rounds_max.max(1))..=rounds_max {
         let Some(plan) = arrange(&token, &capacities, (rounds, setting.layers)) else { continue };
         let time = plan.time(&token);
         if best.as_ref().is_none_or(|(known, _)| time < *known) {

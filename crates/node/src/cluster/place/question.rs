@@ -36,6 +36,8 @@ pub(crate) struct Candidate {
 pub(crate) struct Goal {
     pub(crate) objective: Objective,
     pub(crate) workload: Workload,
+    /// Rounds of a ring, where not the plan is to decide.
+    pub(crate) rounds: Option<u32>,
 }
 
 /// How many sequences a ring keeps, and how.
@@ -126,7 +128,8 @@ impl Question {
             options: PlanOptions {
                 slots_max: allowance.slots,
                 kept_sequences: allowance.slots,
-                rounds_max: ROUNDS_MAX,
+                rounds_min: self.goal.rounds.unwrap_or(1),
+                rounds_max: self.goal.rounds.unwrap_or(ROUNDS_MAX),
                 ..PlanOptions::full()
             },
         };

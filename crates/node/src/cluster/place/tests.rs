@@ -127,7 +127,7 @@ fn goal(objective: Objective, requests: u32) -> Goal {
     let arrivals = if requests == 1 { one.arrivals.clone() } else { arrivals };
     let workload =
         Workload::new(WorkloadSpec { requests, arrivals, micro_batch_tokens: 64, ..one }).unwrap();
-    Goal { objective, workload }
+    Goal { objective, workload, rounds: None }
 }
 
 fn quality(round_trip_ms: f64) -> LinkQuality {

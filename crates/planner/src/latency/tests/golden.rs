@@ -50,6 +50,7 @@ fn ring_1(disk: DiskModel, shape: RoundShape) -> Instance {
         hops: vec![vec![Some(ms(1.0)); 3]; 3],
         disk,
         allow_streaming: true,
+        rounds_min: 1,
         rounds_max: 24,
         shape,
         buffer_min: 1,

@@ -105,6 +105,7 @@ fn one_shot() -> Instance {
         hops: vec![vec![Some(ms(1.0)); 3]; 3],
         disk: DiskModel::Excess,
         allow_streaming: true,
+        rounds_min: 1,
         rounds_max: 8,
         shape: RoundShape::Equal,
         buffer_min: 0,

@@ -83,6 +83,7 @@ prop_compose! {
             plain,
             disk,
             allow_streaming: true,
+            rounds_min: 1,
             rounds_max: 4,
             shape: RoundShape::Uneven,
             buffer_min,

@@ -55,6 +55,7 @@ fn ring(layers: u32, plain: Vec<Member>, hops: (f64, f64)) -> Instance {
         plain,
         disk: DiskModel::RingOverlap,
         allow_streaming: false,
+        rounds_min: 1,
         rounds_max: 1,
         shape: RoundShape::Uneven,
         buffer_min: 2,
