@@ -296,6 +296,44 @@ fn a_prompt_keeps_all_devices_of_a_ring_at_work() {
 }
 
 #[test]
+fn only_the_last_row_of_a_prompt_goes_back_to_the_head() {
+    let first_token_s = |back_bytes_per_s: f64| {
+        let mut spec = home().to_spec();
+        let mut device = spec.devices[2].to_spec();
+        device.gpus.clear();
+        device.hardware = None;
+        device.memory.ram_available_bytes = Bytes::from_gib(2.8).expect("a size");
+        let mut named = |name: &str| {
+            name.clone_into(&mut device.name);
+            DeviceProfile::new(device.clone()).expect("valid")
+        };
+        spec.devices = vec![named("left"), named("right")];
+        spec.head = Some("left".to_owned());
+        let way = |from: &str, to: &str, bytes_per_s| LinkPair {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            symmetric: false,
+            link: Some(Link {
+                bytes_per_s: BytesPerSecond::new(bytes_per_s).expect("a rate"),
+                rtt_s: Seconds::new(0.001).expect("a time"),
+            }),
+        };
+        let pairs = vec![way("left", "right", 1e8), way("right", "left", back_bytes_per_s)];
+        spec.links = LinkSpec { pairs, ..LinkSpec::default() };
+        let cluster = Cluster::new(spec).expect("valid");
+        let options = PlanOptions { allow_streaming: false, ..PlanOptions::full() };
+        let workload = Workload::single_user(512.0, 64.0, 1024).expect("valid");
+        let problem = Problem { workload, ..problem(cluster, "llama-3-8b-q4_k_m", options) };
+        let plan = outcome(&problem, Method::Halda).plan;
+        assert_eq!(layers_by_device(&plan), "k=1 left 0+11+0, right 0+21+0");
+        plan.predicted().ttft_s.value()
+    };
+    // All 512 rows of 16 kB would take eight seconds, one takes 16 ms.
+    let (fast, slow) = (first_token_s(1e8), first_token_s(1e6));
+    assert!((0.01..0.1).contains(&(slow - fast)), "{slow} and {fast} s");
+}
+
+#[test]
 fn a_streamed_mixture_is_planned_by_the_experts_that_a_token_chooses() {
     let with_ram = |bytes: f64| {
         let mut spec = home().to_spec();

@@ -6,6 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use motley_cluster::KvType;
+use motley_engine::interleaved_bytes_max;
+use motley_model::ModelDirectory;
 use motley_ring::{
     AssignmentSpec, ClusterId, ControlMessage, Deployment, DeploymentMember, Epoch, LinkQuality,
     List, MeasureLinks, ModelDigest, ModelManifestRef, Name, NodeId, Peer, ProfileJson, Route,
@@ -14,8 +16,8 @@ use motley_ring::{
 
 use super::head::{Control, Event, SETTLE};
 use super::place::{
-    Allowance, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed,
-    place,
+    Allowance, Copies, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question,
+    Surveyed, place,
 };
 use super::split::{self, Split};
 use crate::driver::AnswerError;
@@ -176,6 +178,7 @@ impl Control {
             Ok(model) => self.placing.model = Some(Arc::new(model)),
             Err(failure) => return self.place_by_memory(&failure.report()),
         }
+        self.placing.copies = Arc::new(copies(self.plan.model.directory()));
         let kept = self.plan.profile.kept_corrections(&self.plan.model_name);
         self.placing.remember(Corrections::from_kept(&kept));
         self.placing.ask(self.own, now);
@@ -349,6 +352,7 @@ impl Control {
             model: Arc::clone(self.placing.model.as_ref()?),
             goal: self.plan.goal.clone(),
             allowances: self.plan.allowances.clone(),
+            copies: Arc::clone(&self.placing.copies),
         })
     }
 
@@ -468,4 +472,14 @@ impl Control {
 
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// What weights take in a second layout, by layer; this device speaks for all.
+fn copies(directory: &ModelDirectory) -> Copies {
+    let layers = 0..directory.layers.len();
+    let of = |layer: usize| interleaved_bytes_max(directory, &(layer..layer + 1).into(), false);
+    Copies {
+        layer_bytes: layers.map(of).collect(),
+        head_bytes: interleaved_bytes_max(directory, &(0..0).into(), true),
+    }
 }

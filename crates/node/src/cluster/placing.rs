@@ -8,7 +8,7 @@ use motley_cluster::{ModelProfile, ResidencyRun};
 use motley_ring::limits::{PROBE_TIMEOUT, SURVEY_TIMEOUT};
 use motley_ring::{LinkQuality, NodeId, ProfileJson};
 
-use super::place::{Candidate, Corrections, InForce, KnownLinks, Placement, Surveyed, Way};
+use super::place::{Candidate, Copies, Corrections, InForce, KnownLinks, Placement, Surveyed, Way};
 
 /// How long a plan waits for a way between two members.
 const WAY_PATIENCE: Duration = Duration::from_secs(2 * PROBE_TIMEOUT.as_secs());
@@ -43,6 +43,8 @@ pub(super) struct Placing {
     looked: Duration,
     /// The model as the planner sees it; nothing if it cannot be planned for.
     pub(super) model: Option<Arc<ModelProfile>>,
+    /// What its weights take in a second layout.
+    pub(super) copies: Arc<Copies>,
     /// Devices of which a plan is being made.
     pub(super) asked: Option<BTreeSet<NodeId>>,
     /// Something was learnt that the last plan did not know.

@@ -86,7 +86,9 @@ impl ProfileSource {
         terminal::note("measuring this device ...\n");
         let device = profile::device(options, &mut |_| {})?.device;
         let tables = profile::model_tables(options, model_name, model.directory(), &mut |_| {})?;
-        Ok(Surveyed { measured: true, device: tables.merged_into(&device)? })
+        let plain = profile::plain_tables(options, model_name, model.directory(), &mut |_| {})?;
+        let device = plain.merged_into(&tables.merged_into(&device)?)?;
+        Ok(Surveyed { measured: true, device })
     }
 }
 

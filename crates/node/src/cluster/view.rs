@@ -24,6 +24,8 @@ pub(crate) struct View {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Pace {
     seen: Activity,
+    /// Steps for one token that have been counted in, and their time.
+    tokens_seen: (u64, u64),
     busy_ratio: Option<f64>,
     step: Option<Duration>,
     /// Mean time of a step for one token.
@@ -213,23 +215,30 @@ impl Pace {
         let idle = now.idle_ns.saturating_sub(self.seen.idle_ns);
         if now.busy_ns < self.seen.busy_ns {
             // Another engine: it counts from zero.
-            *self = Self { seen: now, ..Self::default() };
+            let tokens_seen = (now.token_steps, now.token_ns);
+            *self = Self { seen: now, tokens_seen, ..Self::default() };
             return false;
         }
         if busy + idle >= SPAN_NS {
             let frames = now.frames.saturating_sub(self.seen.frames);
             self.busy_ratio = Some(busy as f64 / (busy + idle) as f64);
             self.step = busy.checked_div(frames).map(Duration::from_nanos);
-            let tokens = (now.token_ns - self.seen.token_ns.min(now.token_ns))
-                .checked_div(now.token_steps.saturating_sub(self.seen.token_steps));
-            let enough = now.token_steps.saturating_sub(self.seen.token_steps) >= TOKEN_STEPS_MIN;
-            if enough {
-                self.token_step = tokens.map(Duration::from_nanos);
-            }
             self.seen = now;
-            return enough;
+            return self.look_at_tokens((now.token_steps, now.token_ns));
         }
         false
+    }
+
+    /// Waits, over as many looks as it takes, until enough single tokens have been computed.
+    fn look_at_tokens(&mut self, (steps, ns): (u64, u64)) -> bool {
+        let fresh = steps.saturating_sub(self.tokens_seen.0);
+        if fresh < TOKEN_STEPS_MIN {
+            return false;
+        }
+        let spent_ns = ns.saturating_sub(self.tokens_seen.1);
+        self.token_step = Some(Duration::from_nanos(spent_ns / fresh));
+        self.tokens_seen = (steps, ns);
+        true
     }
 }
 
@@ -244,5 +253,29 @@ fn own_activity(driver: &Driver, uptime: Duration) -> Activity {
         frames: state.steps,
         token_ns: nanoseconds(state.tokens.computed),
         token_steps: state.tokens.steps,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_tokens_are_waited_for_over_several_looks() {
+        let mut pace = Pace::default();
+        // Ten tokens of 100 ms in each second.
+        let at = |second: u64| Activity {
+            busy_ns: second * 1_000_000_000,
+            idle_ns: 0,
+            frames: second * 10,
+            token_ns: second * 1_000_000_000,
+            token_steps: second * 10,
+        };
+        let fresh: Vec<bool> = (1..=4).map(|second| pace.look(at(second))).collect();
+        assert_eq!(fresh, [false, true, false, true]);
+        assert_eq!(pace.token_step, Some(Duration::from_millis(100)));
+        assert!(!pace.look(at(1)), "another engine counts from zero");
+        assert!(!pace.look(at(2)));
+        assert!(pace.look(at(3)), "twenty since it began to be looked at");
     }
 }

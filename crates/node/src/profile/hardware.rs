@@ -96,7 +96,11 @@ fn measure(
 ) -> Result<Rates, ProfileError> {
     let quick = options.effort == Effort::Quick;
     let ms = |full: u64, short: u64| Duration::from_millis(if quick { short } else { full });
-    let megabytes = |full: usize, short: usize| (if quick { short } else { full }) << 20;
+    // A device with little memory would be killed for measuring it.
+    let spare = memory::spec().map_or(u64::MAX, |spec| spec.ram_available_bytes.count() / 4);
+    let spare = usize::try_from(spare).unwrap_or(usize::MAX).max(16 << 20);
+    let megabytes =
+        |full: usize, short: usize| ((if quick { short } else { full }) << 20).min(spare);
     let mut tell = |what: &str, part: f64| progress(Progress { what, part });
     tell("memory", 0.0);
     let mut meter = ProcessorMeter::new(threads(options));

@@ -28,7 +28,7 @@ use crate::{loading, store};
 pub(crate) use arguments::{Arguments, execute};
 pub(crate) use corrections::{keep_corrections, kept_corrections};
 pub(crate) use hardware::device;
-pub(crate) use tables::model_tables;
+pub(crate) use tables::{model_tables, plain_model, plain_tables};
 
 /// How and where to measure.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use motley_cluster::{
 };
 use motley_engine::{
     CacheElement, LayoutChoice, MeasureError, MeterOptions, ModelMeter, PassKind, PassTimes,
-    ProcessorMeter, Residency, TimedPass,
+    ProcessorMeter, Residency, TimedPass, interleaved_bytes_max,
 };
 use motley_ggml::gpus;
 use motley_model::ModelDirectory;
@@ -81,9 +81,19 @@ const DEEP: [TimedPass; 3] = [
     TimedPass { kind: PassKind::Prefill, tokens: 512, depth_tokens: 512 },
 ];
 
-/// Memory that a measurement takes at most, and its part of what is available.
+/// Memory that a measurement takes at most, and its part of what is available: weights may be kept in
+/// two layouts. A device that is measured serves nothing yet.
 const MEMORY_BYTES_MAX: u64 = 2 << 30;
-const MEMORY_SHARE: u64 = 3;
+const MEMORY_SHARE: u64 = 2;
+
+/// A model whose layers are measured.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    /// The name that its times go by.
+    model: &'a str,
+    directory: &'a ModelDirectory,
+    layout: LayoutChoice,
+}
 
 /// Times of the layers and the head of the model that `directory` describes, under the name that
 /// its profile has in plans. Where not even one layer beside the head has room, there are none, and
@@ -97,16 +107,52 @@ pub(crate) fn model_tables(
     directory: &ModelDirectory,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
-    let shape = shape_digest(directory);
-    let path = options.cache.join(format!("model-{}.json", &shape[..16]));
+    kept_or_measured(
+        options,
+        Subject { model, directory, layout: LayoutChoice::Measured },
+        progress,
+    )
+}
+
+/// The name that times of a model go by whose weights stay as they are in the file.
+pub(crate) fn plain_model(model: &str) -> String {
+    format!("{model} (plain)")
+}
+
+/// The same for a device without memory to spare for the other layout of its weights, under a name
+/// of their own; nothing where the processor has no other layout.
+///
+/// # Errors
+/// As above.
+pub(crate) fn plain_tables(
+    options: &Options,
+    model: &str,
+    directory: &ModelDirectory,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<ModelTables, ProfileError> {
+    if interleaved_bytes_max(directory, &(0..directory.layers.len()).into(), true) == 0 {
+        return Ok(ModelTables::default());
+    }
+    let model = &plain_model(model);
+    kept_or_measured(options, Subject { model, directory, layout: LayoutChoice::Plain }, progress)
+}
+
+fn kept_or_measured(
+    options: &Options,
+    subject: Subject<'_>,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<ModelTables, ProfileError> {
+    let shape = shape_digest(subject.directory);
+    let plain = if subject.layout == LayoutChoice::Plain { "-plain" } else { "" };
+    let path = options.cache.join(format!("model-{}{plain}.json", &shape[..16]));
     let facts = Facts::gather(options.threads, &options.store);
-    let key = Key { facts, shape, model: model.to_owned() };
+    let key = Key { facts, shape, model: subject.model.to_owned() };
     if !options.refresh
         && let Some(tables) = cache::load(&path, &key, options.effort)
     {
         return Ok(tables);
     }
-    let tables = match measure(options, model, directory, progress) {
+    let tables = match measure(options, subject, progress) {
         Err(ProfileError::Measure(error @ MeasureError::Room { .. })) => {
             // Not kept: there may be room the next time.
             let note = Some(format!("{error}; plans go by the processor's rates"));
@@ -121,8 +167,7 @@ pub(crate) fn model_tables(
 
 fn measure(
     options: &Options,
-    model: &str,
-    directory: &ModelDirectory,
+    subject: Subject<'_>,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
     let quick = options.effort == Effort::Quick;
@@ -132,14 +177,16 @@ fn measure(
     let on_processor = MeterOptions {
         threads,
         cache: CacheElement::F16,
-        layout: LayoutChoice::Measured,
+        layout: subject.layout,
         residency: Residency::Ram,
         folder: options.cache.clone(),
         memory_bytes: MEMORY_BYTES_MAX.min(available / MEMORY_SHARE),
         pass_overhead,
     };
-    let mut tables = timed(model, directory, &on_processor, quick, progress)?;
-    if let Some(gpu) = gpus().first() {
+    let mut tables = timed(subject, &on_processor, quick, progress)?;
+    // A GPU keeps weights as they are in any case.
+    let gpus = if subject.layout == LayoutChoice::Plain { Vec::new() } else { gpus() };
+    if let Some(gpu) = gpus.first() {
         let in_gpu = || -> Result<ModelTables, ProfileError> {
             let mut meter = ProcessorMeter::of_gpu(*gpu)?;
             let options = MeterOptions {
@@ -148,7 +195,7 @@ fn measure(
                 pass_overhead: meter.pass_overhead(Duration::from_millis(30))?,
                 ..on_processor
             };
-            timed(model, directory, &options, quick, progress)
+            timed(subject, &options, quick, progress)
         };
         match in_gpu() {
             Ok(measured) => tables.gpu = Some(Box::new(measured)),
@@ -163,24 +210,31 @@ fn measure(
 
 /// Times a cut model on one device.
 fn timed(
-    model: &str,
-    directory: &ModelDirectory,
+    subject: Subject<'_>,
     options: &MeterOptions,
     quick: bool,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
+    let Subject { model, directory, .. } = subject;
     let mut tell = |part: f64| progress(Progress { what: "layers", part });
     tell(0.0);
     let time = |ms| Duration::from_millis(ms);
-    let mut meter = ModelMeter::new(directory, &passes(quick), options)?;
+    let mut meter = match ModelMeter::new(directory, &passes(quick), options) {
+        // Keys and values of many sequences take more than a layer.
+        Err(MeasureError::Room { .. }) => ModelMeter::new(directory, &passes_of_one(), options)?,
+        meter => meter?,
+    };
     let mut times = meter.run(time(if quick { 2000 } else { 11_000 }), &mut tell)?;
     drop(meter);
     // A meter of its own, because long contexts leave memory for fewer layers.
     let mut tell = |part: f64| progress(Progress { what: "long contexts", part });
     tell(0.0);
     let deep = if quick { &DEEP[..1] } else { &DEEP };
-    let mut meter = ModelMeter::new(directory, deep, options)?;
-    times.extend(meter.run(time(if quick { 300 } else { 4000 }), &mut tell)?);
+    match ModelMeter::new(directory, deep, options) {
+        // Plans then go by the rate at which memory is read.
+        Err(MeasureError::Room { .. }) => {}
+        meter => times.extend(meter?.run(time(if quick { 300 } else { 4000 }), &mut tell)?),
+    }
     times.sort_by_key(|times| (times.pass.tokens, times.pass.depth_tokens));
     let (layers, heads) = (layer_tables(model, &times), head_tables(model, &times));
     Ok(ModelTables { layers, heads, gpu: None, note: None })
@@ -193,6 +247,13 @@ fn passes(quick: bool) -> Vec<TimedPass> {
     };
     let decode = decode.iter().map(of(PassKind::Decode, DECODE_DEPTH));
     decode.chain(PREFILL.iter().map(of(PassKind::Prefill, 0))).collect()
+}
+
+/// What one user needs.
+fn passes_of_one() -> Vec<TimedPass> {
+    let mut passes = passes(true);
+    passes.retain(|pass| pass.kind == PassKind::Prefill || pass.tokens == 1);
+    passes
 }
 
 fn layer_tables(model: &str, times: &[PassTimes]) -> Vec<LayerTable> {

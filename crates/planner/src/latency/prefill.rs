@@ -12,8 +12,9 @@ use crate::problem::Problem;
 ///
 /// Each chunk pays busy times, hops and disk as a token does; streaming overlaps the whole chunk's
 /// work. Only the last chunk computes logits. In prima.cpp's ring the chunks go around one after
-/// another; in ours they are cut as [`prefill_chunk_rows`] says and follow each other as soon as
-/// the device that takes longest is free.
+/// another; in ours they are cut as [`prefill_chunk_rows`] says, follow each other as soon as
+/// the device that takes longest is free, and only the row whose logits are wanted goes back to the
+/// head.
 pub(super) fn time_to_first_token(
     problem: &Problem,
     instance: &Instance,
@@ -60,11 +61,16 @@ fn chunk_time(
     let id = |device: usize| DeviceId::new(device as u16);
     let layer =
         |device, site| costs.mean_layer_time(id(device), site, pass).unwrap_or_default().value();
-    let hop = |from: usize, to: usize| {
+    let sent = |from: usize, to: usize, pass: Pass| {
         if from == to {
             return 0.0;
         }
         costs.hop_time(id(from), id(to), pass).unwrap_or_default().value()
+    };
+    let hop = |from: usize, to: usize| sent(from, to, pass);
+    let wanted = match instance.disk {
+        DiskModel::Streaming => Pass::prefill(1, pass.depth_tokens),
+        _ => pass,
     };
     let rounds = f64::from(best.rounds);
     let last = ring.order.len() - 1;
@@ -83,7 +89,7 @@ fn chunk_time(
         let hops = if at < last {
             hop(*device, ring.order[at + 1]) * rounds
         } else {
-            hop(*device, ring.order[0]) * (rounds - 1.0) + hop(*device, ring.head)
+            hop(*device, ring.order[0]) * (rounds - 1.0) + sent(*device, ring.head, wanted)
         };
         if instance.disk == DiskModel::Streaming {
             let computing = layer(*device, Site::Cpu) * f64::from(split.cpu);

@@ -1,4 +1,4 @@
-//! What a process holds in memory, as the kernel tells.
+//! What a process holds in memory and has computed, as the kernel tells.
 
 use serde::Serialize;
 
@@ -32,6 +32,14 @@ pub(super) fn read(status: &str) -> Peak {
     Peak { resident_bytes: bytes("VmRSS"), own_bytes: bytes("RssAnon"), ever_bytes: bytes("VmHWM") }
 }
 
+/// Hundredths of a second that a process has computed, from `/proc/PID/stat`.
+pub(super) fn ticks(stat: &str) -> u64 {
+    // The program's name may have blanks and ends with a bracket.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields = rest.split_whitespace().skip(11).take(2);
+    fields.filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +54,11 @@ mod tests {
         peak.see(read("VmRSS:\t 250 kB\n"));
         assert_eq!(peak, Peak { resident_bytes: 250 * 1024, ..expected });
         assert_eq!(read(""), Peak::default(), "it has ended");
+    }
+
+    #[test]
+    fn computing_is_counted_by_user_and_system() {
+        assert_eq!(ticks("7 (a b) S 1 7 7 0 -1 4194560 3 0 0 0 250 31 0 0 20"), 281);
+        assert_eq!(ticks(""), 0);
     }
 }

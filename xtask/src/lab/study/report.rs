@@ -49,13 +49,14 @@ impl Row {
         let Measured { rounds, tpot_ms, ttft_ms, ready_s, .. } = &self.planned;
         let mut text = format!(
             "{:<12} {} in {rounds} round(s): TPOT {tpot_ms:.1} ms, predicted {} ({}); \
-             TTFT {ttft_ms:.0} ms, predicted {} ({}); ready after {ready_s:.0} s\n",
+             TTFT {ttft_ms:.0} ms, predicted {} ({}); ready after {ready_s:.0} s{}\n",
             self.cluster,
             layers(&self.planned),
             shown(self.planned.tpot_predicted_ms, 1),
             shown(self.tpot_ratio(), 2),
             shown(self.planned.ttft_predicted_ms, 0),
             shown(self.ttft_ratio(), 2),
+            if self.planned.dealt_anew { "; dealt out anew meanwhile" } else { "" },
         );
         for node in &self.planned.nodes {
             let mega = |bytes: u64| bytes / 1_000_000;
@@ -175,6 +176,7 @@ mod tests {
             tpot_ms,
             ttft_ms: 4000.0,
             ready_s: 11.6,
+            dealt_anew: false,
         }
     }
 

@@ -20,4 +20,4 @@ pub(crate) use links::{KnownLinks, Way};
 pub(crate) use moving::{Load, Move};
 pub(crate) use placement::{InForce, NoPlacement, PlacedMember, Placement, place};
 pub(crate) use profile::Surveyed;
-pub(crate) use question::{Allowance, Candidate, Goal, Question};
+pub(crate) use question::{Allowance, Candidate, Copies, Goal, Question};

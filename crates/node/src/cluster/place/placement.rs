@@ -1,6 +1,6 @@
 //! The planner's answer as a ring that the runtime can make.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use motley_cluster::{DeviceId, FieldError, ReplicaSpec, Residency, ResidencyRun, Role, Seconds};
 use motley_planner::{
@@ -130,8 +130,7 @@ fn place_within(
     allowance: &Allowance,
     in_force: Option<&InForce>,
 ) -> Result<Placement, NoPlacement> {
-    let asked = question.asked(allowance)?;
-    let (outcome, rather) = one_ring(&asked.problem)?;
+    let (asked, outcome, rather) = planned(question, allowance)?;
     let replica = &outcome.plan.replicas()[0];
     let (route, devices) = Route::of_replica(replica)?;
     let explanation = explain_as_it_is(&asked.problem, &outcome, Budget::DEFAULT);
@@ -162,6 +161,25 @@ fn place_within(
         token_in_force_s,
         route,
     })
+}
+
+/// The best ring, and the problem that it solves. Who has memory for a second layout of weights is
+/// known once layers are dealt out; whoever was without it once stays so, because a plan that counts
+/// on it would come back otherwise.
+fn planned(
+    question: &Question,
+    allowance: &Allowance,
+) -> Result<(Asked, PlanOutcome, Option<String>), NoPlacement> {
+    let mut tight = BTreeSet::new();
+    loop {
+        let asked = question.asked(allowance, &tight)?;
+        let (outcome, rather) = one_ring(&asked.problem)?;
+        let before = tight.len();
+        tight.extend(question.tight(allowance, &asked, &outcome.plan.replicas()[0]));
+        if tight.len() == before {
+            return Ok((asked, outcome, rather));
+        }
+    }
 }
 
 fn members(

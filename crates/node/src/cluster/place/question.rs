@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use motley_cluster::{
     BufferDemand, Bytes, Cluster, ClusterSpec, DeviceId, DeviceProfile, FieldError, FormatVersion,
-    KvType, LinkPair, LinkSpec, ModelProfile, Workload, WorkloadSpec, compute_buffer_bytes,
+    KvType, LinkPair, LinkSpec, ModelProfile, ReplicaSpec, Workload, WorkloadSpec,
+    compute_buffer_bytes,
 };
 use motley_planner::{Objective, PlanOptions, Problem};
 use motley_ring::NodeId;
@@ -13,8 +14,9 @@ use motley_ring::NodeId;
 use super::correction::slow_down;
 use super::links::KnownLinks;
 use super::profile::Surveyed;
-use crate::cluster::room::Sizes;
+use crate::cluster::room::{self, Sizes};
 use crate::plan::profile_name;
+use crate::profile::plain_model;
 
 /// Rounds of a ring at most.
 const ROUNDS_MAX: u32 = 32;
@@ -54,6 +56,13 @@ pub(crate) struct Allowance {
     pub(crate) given_up: Vec<String>,
 }
 
+/// Bytes of weights in a second layout, which a device keeps where it has memory to spare.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Copies {
+    pub(crate) layer_bytes: Vec<u64>,
+    pub(crate) head_bytes: u64,
+}
+
 /// What the planner is asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
@@ -64,6 +73,7 @@ pub(crate) struct Question {
     pub(crate) goal: Goal,
     /// What is asked for, and then less and less, for devices with little memory.
     pub(crate) allowances: Vec<Allowance>,
+    pub(crate) copies: Arc<Copies>,
 }
 
 /// The planner's problem, and what became of the devices.
@@ -85,17 +95,23 @@ impl Asked {
 }
 
 impl Question {
-    /// The problem of all devices that can be planned with, for one allowance.
+    /// The problem of all devices that can be planned with, for one allowance. Those of `tight` have
+    /// no memory for a second layout of weights.
     ///
     /// # Errors
     /// When the head, which takes part in any plan, is not among them.
-    pub(super) fn asked(&self, allowance: &Allowance) -> Result<Asked, FieldError> {
+    pub(super) fn asked(
+        &self,
+        allowance: &Allowance,
+        tight: &BTreeSet<NodeId>,
+    ) -> Result<Asked, FieldError> {
         let mut names = BTreeSet::new();
         let (mut devices, mut nodes) = (Vec::new(), Vec::new());
         let mut refused = BTreeMap::new();
         for (index, candidate) in self.candidates.iter().enumerate() {
             let name = unused_name(&candidate.name, &names);
-            match self.device(candidate, &name, index == 0, allowance) {
+            let device = self.device(candidate, &name, index == 0, allowance);
+            match device.and_then(|it| self.times(it, tight.contains(&candidate.node))) {
                 Ok(device) => {
                     names.insert(name);
                     devices.push(device);
@@ -176,6 +192,53 @@ impl Question {
         memory.ram_total_bytes = memory.ram_total_bytes.max(memory.ram_available_bytes);
         slow_down(&mut spec, candidate.factor);
         DeviceProfile::new(spec)
+    }
+
+    /// The device with the model's times in the layout that it has memory for.
+    fn times(&self, device: DeviceProfile, tight: bool) -> Result<DeviceProfile, FieldError> {
+        let plain = plain_model(&self.model.name);
+        let mut spec = device.to_spec();
+        let (layers, heads) = (&mut spec.cpu.layer_tables, &mut spec.cpu.head_tables);
+        if !layers.iter().any(|table| table.model == plain) {
+            return Ok(device);
+        }
+        let unwanted = if tight { &self.model.name } else { &plain };
+        layers.retain(|table| table.model != *unwanted);
+        heads.retain(|table| table.model != *unwanted);
+        let names = layers.iter_mut().map(|table| &mut table.model);
+        for name in names.chain(heads.iter_mut().map(|table| &mut table.model)) {
+            if *name == plain {
+                name.clone_from(&self.model.name);
+            }
+        }
+        DeviceProfile::new(spec)
+    }
+
+    /// Devices that have no memory for a second layout of what a replica gives them, by the rule
+    /// that they lay out weights by when they load.
+    pub(super) fn tight(
+        &self,
+        allowance: &Allowance,
+        asked: &Asked,
+        replica: &ReplicaSpec,
+    ) -> BTreeSet<NodeId> {
+        let is_tight = |(index, candidate): &(usize, &Candidate)| {
+            let device = asked.nodes.iter().position(|node| *node == candidate.node);
+            let mut members = replica.members.iter();
+            let planned = members.find(|member| Some(member.device.index()) == device);
+            let residency = planned.map_or(&[][..], |member| &member.residency);
+            let layers: Vec<(u32, u32)> =
+                residency.iter().map(|run| (run.layers.start(), run.layers.end())).collect();
+            let head = *index == 0;
+            let copied = layers.iter().flat_map(|(first, end)| *first..*end);
+            let copied = copied.filter_map(|layer| self.copies.layer_bytes.get(layer as usize));
+            let copies = copied.sum::<u64>() + if head { self.copies.head_bytes } else { 0 };
+            let sizes = &allowance.sizes;
+            let needed = sizes.fixed_bytes(head) + room::layer_bytes(sizes, &layers, residency);
+            (head || !layers.is_empty()) && needed.saturating_add(copies) > candidate.budget_bytes
+        };
+        let candidates = self.candidates.iter().enumerate().filter(is_tight);
+        candidates.map(|(_, candidate)| candidate.node).collect()
     }
 
     fn planned_buffer_bytes(&self, head: bool, batch_rows: u32) -> Bytes {

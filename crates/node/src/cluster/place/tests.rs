@@ -108,7 +108,22 @@ fn question(devices: &[(f64, u64)]) -> Question {
         model: Arc::new(model()),
         goal: goal(Objective::Latency, 1),
         allowances: vec![allowance(1, KvType::F16, &[])],
+        copies: Arc::default(),
     }
+}
+
+/// The same device, with times of a layer in the layout of its choice and in that of the file.
+fn measured(gb_per_s: f64, layer_ms: f64, plain_ms: f64) -> Arc<Surveyed> {
+    let mut spec = device(gb_per_s).to_spec();
+    let table = |model: String, time_ms| motley_cluster::LayerTable {
+        model,
+        attention: motley_cluster::AttentionClass::Full,
+        phase: motley_cluster::Phase::Decode,
+        points: vec![motley_cluster::MeasuredPoint { batch_tokens: 1, depth_tokens: 0, time_ms }],
+    };
+    let plain = crate::profile::plain_model("made");
+    spec.cpu.layer_tables = vec![table("made".to_owned(), layer_ms), table(plain, plain_ms)];
+    Arc::new(Surveyed { measured: true, device: DeviceProfile::new(spec).unwrap() })
 }
 
 fn allowance(slots: u32, kv_type: KvType, given_up: &[&str]) -> Allowance {
@@ -211,6 +226,31 @@ fn a_weak_device_behind_a_slow_link_is_left_out_with_its_reason() {
         desk: none in 2.00 + 0.66 ms
         laptop: 0..10 in 50.10 + 0.58 ms
         without phone: not used; its work would save 0 ms per token, its hop cost 29.6 ms; the best plan with it takes 98.0 ms per token
+    "#]],
+    );
+}
+
+#[test]
+fn times_are_those_of_the_layout_that_memory_suffices_for() {
+    let mut two = question(&[(10.0, 500), (10.0, 1200)]);
+    two.candidates[1].surveyed = measured(10.0, 4.0, 30.0);
+    two.copies = Arc::new(Copies { layer_bytes: vec![100 * MB; 10], head_bytes: 0 });
+    // All ten layers fit the laptop, but not twice.
+    check(
+        &two,
+        expect![[r#"
+        223.44 ms per token
+        desk: 0..4 in 42.08 + 0.66 ms
+        laptop: 4..10 in 180.12 + 0.58 ms
+    "#]],
+    );
+    two.candidates[1].budget_bytes = 2200 * MB;
+    check(
+        &two,
+        expect![[r#"
+        43.44 ms per token
+        desk: none in 2.00 + 0.66 ms
+        laptop: 0..10 in 40.20 + 0.58 ms
     "#]],
     );
 }
