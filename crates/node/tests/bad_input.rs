@@ -147,42 +147,42 @@ fn not_enough_memory() {
             &["run", &model, "hi", "--memory", "64M", "--weights", place],
             &expect![[r#"
                 exit 4
-                motley: not enough memory: 126 MB needed with every layer streamed, 64.0 MB available
-                hint: give at least --memory 127M
+                motley: not enough memory: 121 MB needed with every layer streamed, 64.0 MB available
+                hint: give at least --memory 121M
             "#]],
         );
         check(
             &["run", &model, "hi", "-c", "8192", "--memory", "256M", "--weights", place],
             &expect![[r#"
                 exit 4
-                motley: not enough memory: 313 MB needed with every layer streamed, 256 MB available
-                hint: a context of 5632 tokens fits: -c 5632
+                motley: not enough memory: 308 MB needed with every layer streamed, 256 MB available
+                hint: a context of 5888 tokens fits: -c 5888
             "#]],
         );
     }
     check(
         &["run", &model, "hi", "--weights", "mmap", "--memory", "64M"],
         &expect![[r#"
-        exit 4
-        motley: not enough memory: 279 MB needed (96.6 MB weights, 94.4 MB cache of 4096 tokens, 88.4 MB work), 64.0 MB available
-        hint: the weights alone are 96.6 MB; take a smaller model or a smaller quantisation
-    "#]],
+            exit 4
+            motley: not enough memory: 270 MB needed (96.6 MB weights, 94.4 MB cache of 4096 tokens, 79.1 MB work), 64.0 MB available
+            hint: the weights alone are 96.6 MB; take a smaller model or a smaller quantisation
+        "#]],
     );
     check(
         &["run", &model, "hi", "-c", "8192", "--memory", "256M", "--weights", "mmap"],
         &expect![[r#"
-        exit 4
-        motley: not enough memory: 382 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 96.8 MB work), 256 MB available
-        hint: a context of 3072 tokens fits: -c 3072
-    "#]],
+            exit 4
+            motley: not enough memory: 373 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 87.5 MB work), 256 MB available
+            hint: a context of 3328 tokens fits: -c 3328
+        "#]],
     );
     check(
         &["run", &model, "hi", "-c", "8192", "--memory", "175M", "--weights", "mmap"],
         &expect![[r#"
-        exit 4
-        motley: not enough memory: 382 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 96.8 MB work), 175 MB available
-        hint: a context of 256 tokens fits: -c 256
-    "#]],
+            exit 4
+            motley: not enough memory: 373 MB needed (96.6 MB weights, 189 MB cache of 8192 tokens, 87.5 MB work), 175 MB available
+            hint: a context of 256 tokens fits: -c 256
+        "#]],
     );
 }
 

@@ -184,9 +184,9 @@ fn show_tells_layers_and_memory() {
         for                             bytes
         weights                       96.6 MB
         cache, 1 slot of 4096 tokens  94.4 MB
-        computation, at most          28.4 MB
+        computation, at most          23.3 MB
         the program, at most          82.8 MB
-        together                       279 MB
+        together                       297 MB
     "#]].assert_eq(&text);
 }
 
