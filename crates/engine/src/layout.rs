@@ -23,8 +23,13 @@ pub enum Layout {
     Plain,
     /// Interleaved only.
     Packed,
-    /// Both: interleaved for products of up to this many rows, as in the file for more.
-    PackedUpTo(usize),
+    /// Both: interleaved for products of so many rows, as in the file for fewer and for more.
+    PackedWithin {
+        /// The fewest rows.
+        least: usize,
+        /// The most rows.
+        most: usize,
+    },
 }
 
 impl Layout {
@@ -32,7 +37,7 @@ impl Layout {
         match self {
             Self::Plain => false,
             Self::Packed => true,
-            Self::PackedUpTo(most) => rows <= most,
+            Self::PackedWithin { least, most } => (least..=most).contains(&rows),
         }
     }
 }
@@ -50,8 +55,13 @@ const ROWS: [usize; 4] = [1, 8, 32, 256];
 /// A layout must be this much faster to be worth a copy of the weights.
 const GAIN_MIN: f64 = 1.03;
 
-/// Bytes of a matrix that are enough to measure with.
+/// Bytes of a matrix that are enough to measure products of several rows with: they compute.
 const SAMPLE_BYTES: usize = 4 << 20;
+
+/// Products of one row wait for memory. They are measured with a sixteenth of what a type has in the
+/// model, up to this much, which is more than the caches of cores hold.
+const STREAM_BYTES_MAX: usize = 64 << 20;
+const STREAM_PART: u64 = 16;
 
 impl Layouts {
     /// Everything as in the file.
@@ -69,7 +79,8 @@ impl Layouts {
         let candidates = backend.device().weight_layouts();
         let matrices = directory.layers.iter().flat_map(|layer| layer.matrices());
         let matrices = matrices.filter(|tensor| !is_of_experts(tensor));
-        for tensor in matrices.chain([directory.head_matrix()]) {
+        let matrices: Vec<&TensorInfo> = matrices.chain([directory.head_matrix()]).collect();
+        for tensor in &matrices {
             let element = element(tensor);
             if layouts.by_type.iter().any(|(known, _)| *known == element) {
                 continue;
@@ -77,8 +88,13 @@ impl Layouts {
             let Some(memory) = candidates.iter().find(|memory| holds(memory, tensor)) else {
                 continue;
             };
-            let sample = Sample::new(&files[tensor.file_index], tensor);
-            let layout = sample.compare(backend, *memory)?;
+            let alike = || matrices.iter().filter(|other| is_alike(other, tensor)).copied();
+            let type_bytes: u64 = alike().map(|tensor| tensor.bytes).sum();
+            let streamed = usize::try_from(type_bytes / STREAM_PART).unwrap_or(usize::MAX);
+            let streamed = streamed.clamp(SAMPLE_BYTES, STREAM_BYTES_MAX);
+            let sample = |bytes| Sample::new(files, alike(), bytes);
+            let samples = [(1, sample(streamed)), (ROWS.len() - 1, sample(SAMPLE_BYTES))];
+            let layout = compare(&samples, backend, *memory)?;
             layouts.by_type.push((element, layout));
             layouts.memory = Some(*memory);
         }
@@ -105,6 +121,11 @@ impl Layouts {
     pub(crate) fn choices(&self) -> &[(ElementType, Layout)] {
         &self.by_type
     }
+}
+
+/// Whether rows of both can stand in one matrix.
+fn is_alike(one: &TensorInfo, other: &TensorInfo) -> bool {
+    element(one) == element(other) && one.shape[0] == other.shape[0]
 }
 
 /// Whether the tensor has a matrix for each of several experts.
@@ -137,51 +158,85 @@ fn holds(memory: &BufferKind, tensor: &TensorInfo) -> bool {
     memory.holds_matrix(element(tensor), columns, rows)
 }
 
-/// Some rows of a matrix of the model.
-struct Sample<'f> {
-    bytes: &'f [u8],
+/// Rows of some matrices of the model, as one matrix.
+struct Sample {
+    bytes: Vec<u8>,
     spec: TensorSpec,
 }
 
-impl<'f> Sample<'f> {
-    fn new(file: &'f MappedFile, tensor: &TensorInfo) -> Self {
-        let bytes = bytes_of(file, tensor);
-        let rows = usize::try_from(tensor.shape[1]).expect("a matrix in memory");
-        let row_bytes = bytes.len() / rows;
-        // Interleaving works on groups of at most 16 rows.
-        let kept = (SAMPLE_BYTES / row_bytes / 16 * 16).clamp(16, rows.max(16)).min(rows);
-        let spec = TensorSpec {
-            name: "sample".to_owned(),
-            element: element(tensor),
-            shape: [tensor.shape[0], kept as u64, 1, 1],
-        };
-        Self { bytes: &bytes[..kept * row_bytes], spec }
-    }
-
-    fn compare(&self, backend: &mut Backend, memory: BufferKind) -> Result<Layout, TensorError> {
-        let plain = self.stored(backend.device().memory())?;
-        let packed = self.stored(memory)?;
-        // The most rows for which the interleaved layout wins, and all counts below.
-        let mut best_up_to = None;
-        for rows in ROWS {
+/// Measures both layouts: for each of [`ROWS`] with the sample that is given for so many of them.
+fn compare(
+    samples: &[(usize, Sample)],
+    backend: &mut Backend,
+    memory: BufferKind,
+) -> Result<Layout, TensorError> {
+    let mut wins = Vec::with_capacity(ROWS.len());
+    for (counts, sample) in samples {
+        let plain = sample.stored(backend.device().memory())?;
+        let packed = sample.stored(memory)?;
+        for rows in ROWS[wins.len()..].iter().take(*counts) {
             let (plain, packed) =
-                (self.fastest(backend, &plain, rows), self.fastest(backend, &packed, rows));
-            if plain.as_secs_f64() < packed.as_secs_f64() * GAIN_MIN {
+                (sample.fastest(backend, &plain, *rows), sample.fastest(backend, &packed, *rows));
+            wins.push(plain.as_secs_f64() >= packed.as_secs_f64() * GAIN_MIN);
+        }
+    }
+    Ok(layout(&wins))
+}
+
+/// The layout that follows from where interleaving wins: one range of rows, the longest.
+fn layout(wins: &[bool]) -> Layout {
+    let (mut best, mut first) = (0..0, 0);
+    for end in 1..=wins.len() {
+        if !wins[end - 1] {
+            first = end;
+        } else if end - first > best.len() {
+            best = first..end;
+        }
+    }
+    if best.is_empty() {
+        return Layout::Plain;
+    }
+    let least = if best.start == 0 { 0 } else { ROWS[best.start] };
+    let most = if best.end == wins.len() { usize::MAX } else { ROWS[best.end - 1] };
+    match (least, most) {
+        (0, usize::MAX) => Layout::Packed,
+        (least, most) => Layout::PackedWithin { least, most },
+    }
+}
+
+impl Sample {
+    /// About so many bytes of rows, from as many of `tensors`, which are alike, as it takes.
+    fn new<'t>(
+        files: &[Arc<MappedFile>],
+        tensors: impl Iterator<Item = &'t TensorInfo>,
+        most: usize,
+    ) -> Self {
+        let mut sample = Vec::new();
+        let (mut kind, mut rows_total) = (None, 0);
+        for tensor in tensors {
+            let bytes = bytes_of(&files[tensor.file_index], tensor);
+            let rows = usize::try_from(tensor.shape[1]).expect("a matrix in memory");
+            let row_bytes = bytes.len() / rows;
+            let wanted = most.saturating_sub(sample.len()) / row_bytes;
+            // Interleaving works on groups of at most 16 rows.
+            let kept = if wanted < rows { wanted / 16 * 16 } else { rows };
+            let kept = if kind.is_none() { kept.max(16).min(rows) } else { kept };
+            if kept == 0 {
                 break;
             }
-            best_up_to = Some(rows);
+            sample.extend_from_slice(&bytes[..kept * row_bytes]);
+            rows_total += kept as u64;
+            kind.get_or_insert((element(tensor), tensor.shape[0]));
         }
-        Ok(match best_up_to {
-            None => Layout::Plain,
-            Some(rows) if rows == ROWS[ROWS.len() - 1] => Layout::Packed,
-            Some(rows) => Layout::PackedUpTo(rows),
-        })
+        let (element, columns) = kind.expect("a tensor is like itself");
+        let shape = [columns, rows_total, 1, 1];
+        Self { bytes: sample, spec: TensorSpec { name: "sample".to_owned(), element, shape } }
     }
 
     fn stored(&self, memory: BufferKind) -> Result<(Rc<TensorSet>, TensorId), TensorError> {
         let set = TensorSet::allocate(memory, std::slice::from_ref(&self.spec))?;
         let id = set.ids().next().expect("one tensor was declared");
-        set.write(id, 0, self.bytes)?;
+        set.write(id, 0, &self.bytes)?;
         Ok((set, id))
     }
 
@@ -214,5 +269,23 @@ impl<'f> Sample<'f> {
             })
             .min()
             .expect("at least one run")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_range_of_rows_is_interleaved() {
+        let (yes, no) = (true, false);
+        assert_eq!(layout(&[yes; 4]), Layout::Packed);
+        assert_eq!(layout(&[no; 4]), Layout::Plain);
+        let within = |least, most| Layout::PackedWithin { least, most };
+        assert_eq!(layout(&[yes, yes, no, no]), within(0, 8));
+        assert_eq!(layout(&[no, yes, yes, yes]), within(8, usize::MAX));
+        assert_eq!(layout(&[yes, no, yes, yes]), within(32, usize::MAX));
+        assert_eq!(layout(&[yes, no, yes, no]), within(0, 1));
+        assert!(within(0, 8).packs(1) && !within(0, 8).packs(9) && !within(8, 32).packs(7));
     }
 }

@@ -171,6 +171,13 @@ fn describe(layout: Layout) -> String {
     match layout {
         Layout::Plain => "as in the file".to_owned(),
         Layout::Packed => "interleaved".to_owned(),
-        Layout::PackedUpTo(rows) => format!("interleaved up to {rows} rows, else as in the file"),
+        Layout::PackedWithin { least, most } => {
+            let range = match (least, most) {
+                (0 | 1, most) => format!("up to {most} rows"),
+                (least, usize::MAX) => format!("from {least} rows"),
+                (least, most) => format!("for {least} to {most} rows"),
+            };
+            format!("interleaved {range}, else as in the file")
+        }
     }
 }
