@@ -123,12 +123,9 @@ pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[Res
     taken.kept_bytes + STREAMED_LAYERS * taken.widest_streamed_bytes
 }
 
-/// Part of what is left that large pages take, which a piece of a layer fills only partly.
-const LARGE_PAGES_PART: u64 = 4;
-
-/// Memory for weights on their way from disk: what is left beside everything else, as far as there
-/// is something to read, since plans count on reading so far ahead while others compute; a part is
-/// lost to large pages. Nothing where nothing is streamed.
+/// Memory for weights on their way from disk: all that is left beside everything else, as far as
+/// there is something to read, since plans count on reading so far ahead while others compute.
+/// Nothing where nothing is streamed.
 pub(crate) fn stream_buffer_bytes(
     sizes: &Sizes,
     layers: &[(u32, u32)],
@@ -137,8 +134,7 @@ pub(crate) fn stream_buffer_bytes(
 ) -> Option<u64> {
     let Taken { kept_bytes, streamed_bytes, .. } = taken(sizes, layers, residency);
     let left_bytes = budget_bytes.saturating_sub(kept_bytes);
-    let usable_bytes = left_bytes - left_bytes / LARGE_PAGES_PART;
-    (streamed_bytes > 0).then(|| usable_bytes.min(streamed_bytes))
+    (streamed_bytes > 0).then(|| left_bytes.min(streamed_bytes))
 }
 
 fn kept(residency: &[ResidencyRun], layer: u32) -> Option<Kept> {
@@ -248,7 +244,7 @@ mod tests {
             "the layers need 357 B, this device gives 356 B"
         );
         let buffer = |budget| stream_buffer_bytes(&sizes, &[(0, 3)], &residency, budget);
-        assert_eq!(buffer(110 + 20 + 80), Some(60), "three quarters of what is left");
+        assert_eq!(buffer(110 + 20 + 70), Some(70), "all that is left");
         assert_eq!(buffer(1000), Some(100 + 110), "no more than is read");
         assert_eq!(buffer(0), Some(0), "the engine knows what it needs at least");
         assert_eq!(stream_buffer_bytes(&sizes, &[(0, 1)], &residency, 1000), None);
