@@ -265,20 +265,26 @@ fn a_device_left_out_is_judged_by_the_best_plan_with_it() {
     assert!(left_out > 0);
 }
 
+/// Two devices of the same kind, the left one being head, with 2.8 GiB of memory each.
+fn two_alike() -> ClusterSpec {
+    let mut spec = home().to_spec();
+    let mut device = spec.devices[2].to_spec();
+    device.gpus.clear();
+    device.hardware = None;
+    device.memory.ram_available_bytes = Bytes::from_gib(2.8).expect("a size");
+    let mut named = |name: &str| {
+        name.clone_into(&mut device.name);
+        DeviceProfile::new(device.clone()).expect("valid")
+    };
+    spec.devices = vec![named("left"), named("right")];
+    spec.head = Some("left".to_owned());
+    spec
+}
+
 #[test]
 fn a_prompt_keeps_all_devices_of_a_ring_at_work() {
     let first_token_s = |disk: DiskModel| {
-        let mut spec = home().to_spec();
-        let mut device = spec.devices[2].to_spec();
-        device.gpus.clear();
-        device.hardware = None;
-        device.memory.ram_available_bytes = Bytes::from_gib(2.8).expect("a size");
-        let mut named = |name: &str| {
-            name.clone_into(&mut device.name);
-            DeviceProfile::new(device.clone()).expect("valid")
-        };
-        spec.devices = vec![named("left"), named("right")];
-        spec.head = Some("left".to_owned());
+        let spec = two_alike();
         let cluster = Cluster::new(spec).expect("valid");
         let options =
             PlanOptions { allow_streaming: false, disk_model: disk, ..PlanOptions::full() };
@@ -298,17 +304,7 @@ fn a_prompt_keeps_all_devices_of_a_ring_at_work() {
 #[test]
 fn only_the_last_row_of_a_prompt_goes_back_to_the_head() {
     let first_token_s = |back_bytes_per_s: f64| {
-        let mut spec = home().to_spec();
-        let mut device = spec.devices[2].to_spec();
-        device.gpus.clear();
-        device.hardware = None;
-        device.memory.ram_available_bytes = Bytes::from_gib(2.8).expect("a size");
-        let mut named = |name: &str| {
-            name.clone_into(&mut device.name);
-            DeviceProfile::new(device.clone()).expect("valid")
-        };
-        spec.devices = vec![named("left"), named("right")];
-        spec.head = Some("left".to_owned());
+        let mut spec = two_alike();
         let way = |from: &str, to: &str, bytes_per_s| LinkPair {
             from: from.to_owned(),
             to: to.to_owned(),
