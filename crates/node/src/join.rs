@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// Folder of models, where a copy of the model may lie
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// Address to listen on [default: the one by which it reaches the head]
+    /// Address to listen on [default: all; loopback if the head is there]
     #[arg(long, value_name = "ADDRESS")]
     host: Option<IpAddr>,
     /// Port to listen on; 0 for any that is free

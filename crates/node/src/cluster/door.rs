@@ -5,7 +5,7 @@ use std::sync::Arc;
 use motley_ring::limits::HELLO_TIMEOUT;
 use motley_ring::{ClusterId, ControlMessage, Edge, Hello, NodeId};
 
-use super::dial::EDGE_PATIENCE;
+use super::edges::EDGE_PATIENCE;
 use super::probing;
 use super::shelf::Shelf;
 use super::stages::Stages;
@@ -13,7 +13,7 @@ use super::wire::{MessageConnection, WireError, receive_from};
 use crate::identity::{self, StateFolder};
 use crate::stage::read_edge;
 use crate::terminal;
-use crate::transport::{Arrival, Connection, Endpoint, serve_applicant};
+use crate::transport::{Arrival, Connection, Endpoint, ReceiveError, serve_applicant};
 
 /// Takes a hello with its connection; only a head has one.
 pub(crate) type OnHello = Box<dyn Fn(Hello, MessageConnection) + Send + Sync>;
@@ -54,7 +54,11 @@ impl Door {
     ) -> Result<(), WireError> {
         let cluster = ClusterId(self.endpoint.identity().cluster().prefix());
         let node = NodeId(*node.as_bytes());
-        let first = receive_from(connection.halves().0, cluster, HELLO_TIMEOUT)?;
+        let first = match receive_from(connection.halves().0, cluster, HELLO_TIMEOUT) {
+            // It has tried whether this address answers, and prefers another.
+            Err(WireError::Receive(ReceiveError::Closed)) => return Ok(()),
+            first => first?,
+        };
         match (first, &self.on_hello) {
             (ControlMessage::Edge(edge), _) => {
                 self.receive_edge(connection, cluster, edge, node);

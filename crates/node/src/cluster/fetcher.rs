@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use motley_model::ModelDirectory;
-use motley_ring::{ClusterId, ModelManifestRef, NodeId, Peer};
+use motley_ring::{ModelManifestRef, Peer};
 
-use super::dial::dial;
+use super::dial::Dialler;
 use super::shelf::{Holding, RemoteShelf, Shelf, Shelved};
 use super::wire::MessageConnection;
 use crate::blocks::{
@@ -17,14 +17,13 @@ use crate::blocks::{
     WantedParts, blocks_for, fetch, find_local, metadata_blocks, model_roots,
 };
 use crate::terminal;
-use crate::transport::Endpoint;
 
 /// Between two reports of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Brings parts of one model here.
 pub(super) struct Fetcher {
-    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) dialler: Arc<Dialler>,
     pub(super) shelf: Arc<Shelf>,
     /// Folder where a copy may lie.
     pub(super) models: Option<PathBuf>,
@@ -111,12 +110,11 @@ impl Fetcher {
 
     /// Connections to the devices that have the model.
     fn open_sources(&self) -> Vec<RemoteShelf> {
-        let cluster = ClusterId(self.endpoint.identity().cluster().prefix());
-        let own = NodeId(*self.endpoint.identity().node().as_bytes());
+        let (cluster, own) = (self.dialler.cluster(), self.dialler.node());
         let peers = self.sources.iter().filter(|peer| peer.node != own);
         peers
             .filter_map(|peer| {
-                let connection = dial(&self.endpoint, peer).ok()?;
+                let connection = self.dialler.dial(peer).ok()?;
                 let connection = MessageConnection::new(connection, cluster);
                 let name = peer.addresses.first().map(ToString::to_string).unwrap_or_default();
                 Some(RemoteShelf::new(name, self.model.digest, connection))

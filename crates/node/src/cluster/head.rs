@@ -18,8 +18,9 @@ use motley_ring::{
     Prepare, Prepared, Refused, Text, WireElement,
 };
 
-use super::dial::{EdgeUnreachable, open_edges};
+use super::dial::Dialler;
 use super::door::Door;
+use super::edges::{EdgeUnreachable, open_edges};
 use super::epoch;
 use super::loading::Loading;
 use super::place::{Allowance, Goal, NoPlacement, Placement, Surveyed};
@@ -136,7 +137,7 @@ impl ClusterHead {
             health: Health::Loading { progress: 0.0 },
         }));
         let outlets = Outlets { driver, stages, events: events.clone(), view: Arc::clone(&view) };
-        let addresses = own_addresses(listener.address());
+        let addresses = super::own_addresses(listener.address(), None);
         let control = move || Control::new(plan, outlets, addresses).run(&inbox);
         let thread = thread::Builder::new().name("cluster".to_owned()).spawn(control)?;
         Ok(Self { events, view, announcement: None, thread: Some(thread), listener })
@@ -185,15 +186,6 @@ struct Outlets {
     view: Arc<Mutex<View>>,
 }
 
-/// Where this device tells others that it listens.
-fn own_addresses(bound: std::net::SocketAddr) -> Addresses {
-    let ips = match bound.ip() {
-        ip if ip.is_unspecified() => crate::transport::own_addresses(),
-        ip => vec![ip],
-    };
-    super::addresses_of(ips.into_iter().map(|ip| std::net::SocketAddr::new(ip, bound.port())))
-}
-
 /// The head's own part of a deployment that is not in force yet.
 pub(super) struct Upcoming {
     pub(super) epoch: Epoch,
@@ -217,6 +209,7 @@ pub(super) struct Control {
     pub(super) plan: HeadPlan,
     pub(super) driver: Arc<Driver>,
     pub(super) stages: Arc<Stages>,
+    pub(super) dialler: Arc<Dialler>,
     pub(super) events: Sender<Event>,
     pub(super) view: Arc<Mutex<View>>,
     pub(super) coordinator: Coordinator,
@@ -272,6 +265,7 @@ impl Control {
         Self {
             replan_at: Some(Duration::ZERO),
             kept_at: Duration::ZERO,
+            dialler: Arc::new(Dialler::new(Arc::clone(&plan.endpoint))),
             plan,
             driver,
             stages,
@@ -502,7 +496,7 @@ impl Control {
             deliver: Box::new(move |arrival| inbox.deliver(arrival)),
             broken: Arc::clone(&broken),
         });
-        let (endpoint, stages) = (Arc::clone(&self.plan.endpoint), Arc::clone(&self.stages));
+        let (dialler, stages) = (Arc::clone(&self.dialler), Arc::clone(&self.stages));
         let own = prepare.member;
         let place = EdgePlace { assignment, from: own, to: own };
         let peers = prepare.members.to_vec();
@@ -511,7 +505,7 @@ impl Control {
         let opening = move || {
             before.wait();
             let keep = |closer| stages.keep(epoch, closer);
-            let linked = open_edges(&endpoint, &place, &peers, keep, &broken);
+            let linked = open_edges(&dialler, &place, &peers, keep, &broken);
             let _ = events.send(Event::Linked(epoch, linked));
         };
         self.upcoming = Some(Upcoming { epoch, prepare, standby: None, loading: None });

@@ -4,6 +4,7 @@
 //! device looks for it again.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -19,8 +20,9 @@ use motley_ring::{
     MemberIndex, MicroBatchId, ModelManifestRef, NodeId, Peer, Prepare, Progress, Refused, Survey,
 };
 
-use super::dial::{EdgeUnreachable, open_edges};
+use super::dial::Dialler;
 use super::door::Door;
+use super::edges::{EdgeUnreachable, open_edges};
 use super::epoch;
 use super::fetcher::Fetcher;
 use super::loading::Loading;
@@ -48,8 +50,9 @@ pub(crate) struct MemberOptions {
     pub(crate) folder: StateFolder,
     /// Where the head listens.
     pub(crate) heads: Vec<TokenAddress>,
-    /// Where this device listens; without an address, at the one by which it reaches the head.
-    pub(crate) host: Option<std::net::IpAddr>,
+    /// Where this device listens; without an address, on all its networks, or on loopback if the
+    /// head is there.
+    pub(crate) host: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) models: Option<PathBuf>,
     /// Where fetched layers are kept.
@@ -79,6 +82,7 @@ pub(crate) enum SessionEnd {
 /// A device that serves layers to a head.
 pub(crate) struct Member {
     options: MemberOptions,
+    dialler: Arc<Dialler>,
     shelf: Arc<Shelf>,
     stages: Arc<Stages>,
     listener: OnceLock<Listener>,
@@ -106,9 +110,10 @@ enum Event {
 impl Member {
     /// A device that stops when `stop` is set.
     pub(crate) fn new(options: MemberOptions, stop: Arc<std::sync::atomic::AtomicBool>) -> Self {
+        let dialler = Arc::new(Dialler::new(Arc::clone(&options.endpoint)));
         let (shelf, stages) = (Arc::default(), Arc::default());
         let (listener, measuring) = (OnceLock::new(), Arc::default());
-        Self { options, shelf, stages, listener, measuring, stop }
+        Self { options, dialler, shelf, stages, listener, measuring, stop }
     }
 
     /// Serves one head until that is over.
@@ -119,13 +124,14 @@ impl Member {
         let connection = self.reach_head()?;
         let local = connection.local_address().context("the connection to the head broke")?;
         let head_address = connection.peer_address().context("the connection to the head broke")?;
-        let listening = self.listen(self.options.host.unwrap_or(local.ip()))?;
-        let advertised = std::net::SocketAddr::new(local.ip(), listening.port());
+        let listening = self.listen(self.options.host.unwrap_or(all_of(local.ip())))?;
+        let addresses = super::own_addresses(listening, Some(local.ip()));
+        let advertised = in_words(&addresses);
         let endpoint = &self.options.endpoint;
         let cluster = ClusterId(endpoint.identity().cluster().prefix());
         let MessageConnection { mut receiver, mut sender, closer } =
             MessageConnection::new(connection, cluster);
-        sender.send(&ControlMessage::Hello(Box::new(self.hello(advertised))), &[])?;
+        sender.send(&ControlMessage::Hello(Box::new(self.hello(addresses))), &[])?;
         let welcome = match receiver.expect(HELLO_TIMEOUT, false)? {
             (ControlMessage::Welcome(welcome), _) => welcome,
             (ControlMessage::Refused(refused), _) => return Ok(SessionEnd::Refused(refused)),
@@ -209,7 +215,7 @@ impl Member {
     }
 
     /// Listens for other members, from the first session on.
-    fn listen(&self, ip: std::net::IpAddr) -> Result<std::net::SocketAddr, Failure> {
+    fn listen(&self, ip: IpAddr) -> Result<SocketAddr, Failure> {
         if let Some(listener) = self.listener.get() {
             return Ok(listener.address());
         }
@@ -220,15 +226,14 @@ impl Member {
             shelf: Arc::clone(&self.shelf),
             on_hello: None,
         };
-        let address = std::net::SocketAddr::new(ip, self.options.port);
+        let address = SocketAddr::new(ip, self.options.port);
         let endpoint = Arc::clone(&self.options.endpoint);
         let listener = Listener::start(address, endpoint, move |arrival| door.receive(arrival))?;
         Ok(self.listener.get_or_init(|| listener).address())
     }
 
-    fn hello(&self, advertised: std::net::SocketAddr) -> Hello {
+    fn hello(&self, addresses: Addresses) -> Hello {
         let identity = self.options.endpoint.identity();
-        let addresses = super::addresses_of([advertised]);
         super::hello(identity, addresses, self.options.memory_budget_bytes, self.epoch_seen())
     }
 
@@ -466,7 +471,7 @@ impl Session<'_> {
     fn fetcher(&self, model: ModelManifestRef, sources: Vec<Peer>) -> Fetcher {
         let options = &self.member.options;
         Fetcher {
-            endpoint: Arc::clone(&options.endpoint),
+            dialler: Arc::clone(&self.member.dialler),
             shelf: Arc::clone(&self.member.shelf),
             models: options.models.clone(),
             store: options.store.clone(),
@@ -490,10 +495,10 @@ impl Session<'_> {
     fn measure_links(&self, links: &MeasureLinks) {
         let peers = self.reachable(&links.peers);
         self.name_nodes(peers.iter().map(|peer| peer.node));
-        let endpoint = Arc::clone(&self.member.options.endpoint);
+        let dialler = Arc::clone(&self.member.dialler);
         self.measure(move |events| {
             for peer in peers {
-                let message = survey::link_to(&endpoint, &peer);
+                let message = survey::link_to(&dialler, &peer);
                 let _ = events.send(Event::Measured(message));
             }
         });
@@ -583,14 +588,14 @@ impl Session<'_> {
         let Some(stage) = &held.stage else { return };
         let ways = stage.ways();
         let prepare = Arc::clone(&held.prepare);
-        let endpoint = Arc::clone(&self.member.options.endpoint);
+        let dialler = Arc::clone(&self.member.dialler);
         let stages = Arc::clone(&self.member.stages);
         let events = self.events.clone();
         let opening = move || {
             let assignment = Arc::new(prepare.assignment.clone());
             let place = EdgePlace { assignment, from: prepare.member, to: prepare.member };
             let keep = |closer| stages.keep(epoch, closer);
-            let linked = open_edges(&endpoint, &place, &prepare.members, keep, &broken)
+            let linked = open_edges(&dialler, &place, &prepare.members, keep, &broken)
                 .map(|links| ways.connect(links));
             let _ = events.send(Event::Linked(epoch, linked));
         };
@@ -598,6 +603,19 @@ impl Session<'_> {
             self.fail(epoch, &error.to_string());
         }
     }
+}
+
+/// What stands for all addresses of a device, if it is reached at `ip` from elsewhere.
+fn all_of(ip: IpAddr) -> IpAddr {
+    match ip {
+        ip if ip.is_loopback() => ip,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+fn in_words(addresses: &Addresses) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The layers of a member, as first and last plus one.

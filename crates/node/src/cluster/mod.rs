@@ -2,13 +2,15 @@
 //!
 //! The decisions are `motley_ring`'s; here are the connections and threads that carry them out.
 //! `head` is the control thread of the device that serves, `member` that of a device that has
-//! joined, `door` who knocks, `dial` whom we call, `shelf` model files given to others, `fetcher`
+//! joined, `door` who knocks, `dial` whom we call, `edges` to whom
+//! activations go, `shelf` model files given to others, `fetcher`
 //! what is taken from others, `loading` how far a load is. `survey` and `probing` measure devices and ways, `placing` collects
 //! that at the head, and `place` decides where layers go.
 
 mod deal;
 mod dial;
 mod door;
+mod edges;
 mod epoch;
 mod fetcher;
 mod head;
@@ -29,7 +31,7 @@ mod survey;
 mod view;
 mod wire;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use motley_ring::limits::{ADDRESSES_MAX, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};
 use motley_ring::{Address, Addresses, Epoch, Hello, Name, NodeId, ProfileJson};
@@ -75,6 +77,17 @@ fn hello(
     }
 }
 
+/// Where a device that listens on `bound` can be reached: at all its addresses if it listens on all,
+/// the `likeliest` first.
+fn own_addresses(bound: SocketAddr, likeliest: Option<IpAddr>) -> Addresses {
+    if !bound.ip().is_unspecified() {
+        return addresses_of([bound]);
+    }
+    let others = crate::transport::own_addresses().into_iter();
+    let others = others.filter(|ip| Some(*ip) != likeliest && (ip.is_ipv4() || bound.is_ipv6()));
+    addresses_of(likeliest.into_iter().chain(others).map(|ip| SocketAddr::new(ip, bound.port())))
+}
+
 /// Addresses as devices tell them, as many as a message can carry.
 fn addresses_of(addresses: impl IntoIterator<Item = SocketAddr>) -> Addresses {
     let texts = addresses.into_iter().take(ADDRESSES_MAX).map(|address| address.to_string());
@@ -97,4 +110,24 @@ pub(crate) fn layer_ranges(windows: impl IntoIterator<Item = (u64, u64)>) -> Vec
         _ => format!("{first}-{}", end.saturating_sub(1)),
     };
     windows.into_iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_device_tells_the_addresses_that_it_listens_on() {
+        let only = SocketAddr::from((Ipv4Addr::LOCALHOST, 7070));
+        assert_eq!(own_addresses(only, None), addresses_of([only]));
+
+        let likeliest = IpAddr::from([192, 0, 2, 7]);
+        let all = own_addresses(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7070)), Some(likeliest));
+        let told: Vec<SocketAddr> = all.iter().map(|it| it.as_str().parse().unwrap()).collect();
+        assert_eq!(told[0], SocketAddr::new(likeliest, 7070));
+        assert!(told.iter().all(|address| address.is_ipv4() && address.port() == 7070));
+        assert!(told[1..].iter().all(|address| address.ip() != likeliest));
+    }
 }

@@ -6,20 +6,17 @@ use std::path::{Path, PathBuf};
 use motley_cluster::DeviceProfile;
 use motley_engine::Model;
 use motley_ring::{
-    ClusterId, ControlMessage, LinkMeasured, Peer, ProfileJson, Survey, SurveyFailed,
+    ControlMessage, LinkMeasured, Peer, ProfileJson, Survey, SurveyFailed,
     Surveyed as SurveyedMessage, Text,
 };
 
-use super::dial::dial;
+use super::dial::Dialler;
 use super::fetcher::Fetcher;
 use super::place::Surveyed;
-use super::probing;
-use super::wire::MessageConnection;
 use crate::failure::Failure;
 use crate::plan;
 use crate::profile::{self, Effort};
 use crate::terminal;
-use crate::transport::Endpoint;
 
 /// Where this device's profile comes from.
 #[derive(Clone, Debug)]
@@ -110,11 +107,8 @@ pub(super) fn answer(source: &ProfileSource, survey: &Survey, fetcher: &Fetcher)
 }
 
 /// Measures the way to another node, for the head.
-pub(super) fn link_to(endpoint: &Endpoint, peer: &Peer) -> ControlMessage {
-    let cluster = ClusterId(endpoint.identity().cluster().prefix());
-    let measured = dial(endpoint, peer)
-        .map_err(anyhow::Error::from)
-        .and_then(|connection| Ok(probing::measure(MessageConnection::new(connection, cluster))?));
+pub(super) fn link_to(dialler: &Dialler, peer: &Peer) -> ControlMessage {
+    let measured = dialler.measure(peer).map_err(anyhow::Error::from);
     if let Err(error) = &measured {
         let node = crate::identity::NodeId::from_bytes(peer.node.0).short();
         terminal::note(&format!("the way to {node} cannot be measured: {error:#}\n"));

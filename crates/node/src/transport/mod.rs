@@ -29,4 +29,4 @@ pub(crate) use listener::{Arrival, Listener};
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(crate) use tests::test_pair;
+pub(crate) use tests::{TestMembers, test_members, test_pair};

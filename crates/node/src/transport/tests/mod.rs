@@ -116,3 +116,24 @@ pub(crate) fn test_pair() -> (Connection, Connection, Listener) {
     let Pair { caller, answerer, _listener } = pair();
     (caller, answerer, _listener)
 }
+
+/// What calling another member takes, and being called.
+pub(crate) struct TestMembers {
+    pub(crate) caller: Arc<Endpoint>,
+    pub(crate) answerer: Arc<Endpoint>,
+    pub(crate) answerer_folder: StateFolder,
+    _outer: [tempfile::TempDir; 2],
+}
+
+/// Two members of one cluster that are not connected.
+pub(crate) fn test_members() -> TestMembers {
+    let first = Device::first();
+    let second = Device::joined(&first, "second", NOW);
+    let endpoint = |device: &Device| device.endpoint(Standing::Member, NOW);
+    TestMembers {
+        caller: endpoint(&second),
+        answerer: endpoint(&first),
+        answerer_folder: first.folder,
+        _outer: [first._outer, second._outer],
+    }
+}
