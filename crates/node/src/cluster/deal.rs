@@ -6,18 +6,17 @@ use std::thread;
 use std::time::Duration;
 
 use motley_cluster::KvType;
-use motley_engine::interleaved_bytes_max;
-use motley_model::ModelDirectory;
 use motley_ring::{
     AssignmentSpec, ClusterId, ControlMessage, Deployment, DeploymentMember, Epoch, LinkQuality,
     List, MeasureLinks, ModelDigest, ModelManifestRef, Name, NodeId, Peer, ProfileJson, Route,
     Survey,
 };
 
+use super::clearing::{self, Clearing, Next};
 use super::head::{Control, Event, SETTLE};
 use super::place::{
-    Allowance, Copies, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question,
-    Surveyed, place,
+    Allowance, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed,
+    place,
 };
 use super::split::{self, Split};
 use crate::driver::AnswerError;
@@ -29,9 +28,9 @@ use crate::terminal;
 const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a ring is to be, whoever decided it.
-struct Ring {
-    route: Route,
-    members: Vec<DeploymentMember>,
+pub(super) struct Ring {
+    pub(super) route: Route,
+    pub(super) members: Vec<DeploymentMember>,
     slots: u32,
     kv_type: KvType,
     batch_rows: u32,
@@ -41,6 +40,11 @@ struct Ring {
 impl Control {
     /// Gives layers to the nodes that are there, if those are others than before.
     pub(super) fn deal(&mut self, now: Duration) {
+        if matches!(self.clearing, Clearing::For(_)) {
+            // When memory is free this is called again.
+            self.placing.stale = true;
+            return;
+        }
         let there: BTreeSet<NodeId> = self
             .coordinator
             .members()
@@ -61,7 +65,7 @@ impl Control {
             return;
         }
         match self.dealt_out(&there) {
-            Ok(ring) => self.deploy(ring, there, now),
+            Ok(ring) => self.change_to(Next { ring, placement: None, dealt_to: there }, now),
             Err(error) => self.give_up(format!("{error:#}")),
         }
     }
@@ -112,7 +116,14 @@ impl Control {
         })
     }
 
-    fn deploy(&mut self, ring: Ring, dealt_to: BTreeSet<NodeId>, now: Duration) {
+    /// Begins to deploy a ring. What is in force serves on until all can take over.
+    pub(super) fn deploy(&mut self, next: Next, now: Duration) {
+        let Next { ring, placement, dealt_to } = next;
+        if let Some(placement) = placement {
+            self.placing.placed = Some(Arc::new(placement));
+            self.placing.placed_once = true;
+        }
+        self.upcoming_bytes = self.taken_bytes(&ring, self.allowance());
         let engine = &self.plan.engine;
         let assignment = AssignmentSpec {
             cluster: ClusterId(self.plan.endpoint.identity().cluster().prefix()),
@@ -170,6 +181,7 @@ impl Control {
 
     /// Begins to measure what plans are made of, if plans are wanted.
     pub(super) fn begin_placing(&mut self, now: Duration) {
+        self.placing.copies = Arc::new(clearing::copies(self.plan.model.directory()));
         if self.plan.split != Split::Auto {
             return;
         }
@@ -178,7 +190,6 @@ impl Control {
             Ok(model) => self.placing.model = Some(Arc::new(model)),
             Err(failure) => return self.place_by_memory(&failure.report()),
         }
-        self.placing.copies = Arc::new(copies(self.plan.model.directory()));
         let kept = self.plan.profile.kept_corrections(&self.plan.model_name);
         self.placing.remember(Corrections::from_kept(&kept));
         self.placing.ask(self.own, now);
@@ -412,9 +423,7 @@ impl Control {
             groups: placement.groups.unwrap_or_else(|| count(placement.route.stages())).max(1),
             route: placement.route.clone(),
         };
-        self.placing.placed = Some(Arc::new(placement));
-        self.placing.placed_once = true;
-        self.deploy(ring, asked, now);
+        self.change_to(Next { ring, placement: Some(placement), dealt_to: asked }, now);
     }
 
     /// What a move to another placement takes and brings.
@@ -472,14 +481,4 @@ impl Control {
 
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-/// What weights take in a second layout, by layer; this device speaks for all.
-fn copies(directory: &ModelDirectory) -> Copies {
-    let layers = 0..directory.layers.len();
-    let of = |layer: usize| interleaved_bytes_max(directory, &(layer..layer + 1).into(), false);
-    Copies {
-        layer_bytes: layers.map(of).collect(),
-        head_bytes: interleaved_bytes_max(directory, &(0..0).into(), true),
-    }
 }

@@ -18,6 +18,7 @@ use motley_ring::{
     Prepare, Prepared, Refused, Text, WireElement,
 };
 
+use super::clearing::Clearing;
 use super::dial::Dialler;
 use super::door::Door;
 use super::edges::{EdgeUnreachable, open_edges};
@@ -203,6 +204,8 @@ pub(super) struct Duties {
     pub(super) groups: u32,
     /// Members in ring order with their layers.
     pub(super) members: Vec<(NodeId, Vec<(u32, u32)>)>,
+    /// What it takes of their memory.
+    pub(super) memory_bytes: BTreeMap<NodeId, u64>,
 }
 
 pub(super) struct Control {
@@ -217,10 +220,13 @@ pub(super) struct Control {
     pub(super) began: Instant,
     pub(super) sessions: BTreeMap<NodeId, Session>,
     pub(super) upcoming: Option<Upcoming>,
+    /// What the deployment that is under way takes of its members' memory.
+    pub(super) upcoming_bytes: BTreeMap<NodeId, u64>,
     /// Whether a head has the driver's seat, and what is to be done when it has left.
     pub(super) seated: bool,
     pub(super) start_when_free: bool,
     pub(super) commit_when_free: bool,
+    pub(super) clearing: Clearing,
     pub(super) replan_at: Option<Duration>,
     /// When corrections were kept last.
     pub(super) kept_at: Duration,
@@ -276,9 +282,11 @@ impl Control {
             began: Instant::now(),
             sessions: BTreeMap::new(),
             upcoming: None,
+            upcoming_bytes: BTreeMap::new(),
             seated: false,
             start_when_free: false,
             commit_when_free: false,
+            clearing: Clearing::No,
             dealt_to: None,
             shunned: BTreeMap::new(),
             roster,
@@ -617,6 +625,7 @@ impl Control {
             rounds: self.placing.placed.as_ref().map_or(self.plan.rounds, |it| it.rounds),
             groups: spec.groups,
             members: duties,
+            memory_bytes: self.upcoming_bytes.clone(),
         });
         self.progress.clear();
         if self.seated {
@@ -636,7 +645,7 @@ impl Control {
 
     fn left(&mut self, leaving: &Leaving, now: Duration) {
         self.seated = false;
-        if *leaving == Leaving::Stopped {
+        if *leaving == Leaving::Stopped || self.cleared(now) {
             return;
         }
         if self.start_when_free {
@@ -679,6 +688,7 @@ impl Control {
             self.end_serving(epoch, &name);
         }
         self.placing.forget(node);
+        self.forget_next_with(node);
         self.dealt_to.take_if(|dealt| dealt.contains(&node));
         self.replan_at = Some(now + SETTLE);
     }

@@ -2,11 +2,12 @@
 //!
 //! The decisions are `motley_ring`'s; here are the connections and threads that carry them out.
 //! `head` is the control thread of the device that serves, `member` that of a device that has
-//! joined, `door` who knocks, `dial` whom we call, `edges` to whom
-//! activations go, `shelf` model files given to others, `fetcher`
-//! what is taken from others, `loading` how far a load is. `survey` and `probing` measure devices and ways, `placing` collects
-//! that at the head, and `place` decides where layers go.
+//! joined, `door` who knocks, `dial` whom we call, `edges` to whom activations go, `shelf` model
+//! files given to others, `fetcher` what is taken from others, `loading` how far a load is,
+//! `clearing` how one plan gives way to the next. `survey` and `probing` measure devices and ways,
+//! `placing` collects that at the head, and `place` decides where layers go.
 
+mod clearing;
 mod deal;
 mod dial;
 mod door;

@@ -123,6 +123,18 @@ pub(crate) fn layer_bytes(sizes: &Sizes, layers: &[(u32, u32)], residency: &[Res
     taken.kept_bytes + STREAMED_LAYERS * taken.widest_streamed_bytes
 }
 
+/// Memory that these layers take where `left_bytes` are left for them; nothing where a GPU keeps some.
+pub(crate) fn whole_bytes(
+    sizes: &Sizes,
+    layers: &[(u32, u32)],
+    residency: &[ResidencyRun],
+    left_bytes: u64,
+) -> Option<u64> {
+    let buffer_bytes = stream_buffer_bytes(sizes, layers, residency, left_bytes).unwrap_or(0);
+    let in_gpu = residency.iter().any(|run| run.weights == Kept::Gpu);
+    (!in_gpu).then(|| taken(sizes, layers, residency).kept_bytes + buffer_bytes)
+}
+
 /// Memory for weights on their way from disk: all that is left beside everything else, as far as
 /// there is something to read, since plans count on reading so far ahead while others compute.
 /// Nothing where nothing is streamed.
@@ -248,6 +260,10 @@ mod tests {
         assert_eq!(buffer(1000), Some(100 + 110), "no more than is read");
         assert_eq!(buffer(0), Some(0), "the engine knows what it needs at least");
         assert_eq!(stream_buffer_bytes(&sizes, &[(0, 1)], &residency, 1000), None);
+        let whole = |residency: &[_], left| whole_bytes(&sizes, &[(0, 3)], residency, left);
+        assert_eq!(whole(&residency, 200), Some(200), "buffers take all that is left");
+        assert_eq!(whole(&residency, 1000), Some(110 + 20 + 100 + 110));
+        assert_eq!(whole(&[run(1, 1, Kept::Gpu)], 1000), None);
         let placement = |layers: &[(u32, u32)], residency: &[ResidencyRun], wish| {
             placement(layers, residency, wish, None)
         };

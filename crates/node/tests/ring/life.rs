@@ -27,6 +27,26 @@ fn a_device_that_joins_does_not_disturb_a_running_answer() {
 }
 
 #[test]
+fn a_plan_that_does_not_fit_beside_the_one_in_force_waits_for_its_end() {
+    const TOKENS: u32 = 100;
+    let Some(model) = model() else { return };
+    // Enough for all layers, and not for some of them beside all.
+    let mut rig = Rig::head(&model, &["--split", "even", "--memory", "300M"]);
+    let (url, epoch) = (rig.url(), rig.serving(1));
+    let expected = answer(&url, PROMPT, TOKENS);
+    let mut stream = Stream::open(&url, PROMPT, TOKENS);
+    assert_eq!(stream.next(), Next::Piece);
+    rig.join(&[]);
+    rig.head.wait_for("does not fit into memory beside this one");
+    assert_eq!(stream.finish(), Next::Done, "{}", rig.said());
+    assert_eq!(stream.text, expected);
+    // Whoever asks meanwhile waits.
+    assert_eq!(answer(&url, PROMPT, TOKENS), expected);
+    assert!(rig.serving(2) > epoch);
+    assert!(rig.layers().iter().all(|layers| *layers > 0), "{:?}", rig.layers());
+}
+
+#[test]
 fn a_client_that_leaves_frees_its_slot_and_the_members() {
     let Some(model) = model() else { return };
     let rig = Rig::start(&model, 1, &["--nodes", "1", "--split", "10,20", "-np", "1"]);

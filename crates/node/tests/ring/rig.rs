@@ -201,7 +201,10 @@ fn start_head(model: &str, more: &[String], ports: [u16; 2], folder: &Path, log:
     let [http, cluster] = ports.map(|port| port.to_string());
     let state = folder.join("head");
     let mut words = vec!["serve", model, "--alias", http::MODEL, "-t", "1", "-c", "512"];
-    words.extend(["--port", &http, "--memory", "2G"]);
+    words.extend(["--port", &http]);
+    if more.iter().all(|word| word != "--memory") {
+        words.extend(["--memory", "2G"]);
+    }
     words.extend(["--cluster-host", "127.0.0.1", "--cluster-port", &cluster]);
     words.extend(["--state", path(&state)]);
     words.extend(more.iter().map(String::as_str));
