@@ -115,8 +115,8 @@ impl Fetcher {
         peers
             .filter_map(|peer| {
                 let connection = self.dialler.dial(peer).ok()?;
+                let name = connection.peer_address().ok()?.to_string();
                 let connection = MessageConnection::new(connection, cluster);
-                let name = peer.addresses.first().map(ToString::to_string).unwrap_or_default();
                 Some(RemoteShelf::new(name, self.model.digest, connection))
             })
             .collect()
