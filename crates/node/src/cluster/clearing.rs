@@ -34,7 +34,9 @@ pub(super) enum Clearing {
     No,
     /// What is in force is coming to its end, and then this is deployed; without it, whatever is
     /// planned then.
-    For(Option<Box<Next>>),
+    Ending(Option<Box<Next>>),
+    /// It has ended, and requests wait until the next one is loaded.
+    Loading,
 }
 
 impl Control {
@@ -52,13 +54,17 @@ impl Control {
             self.driver.drain(serving.epoch);
         }
         self.dealt_to = Some(next.dealt_to.clone());
-        self.clearing = Clearing::For(Some(Box::new(next)));
+        self.clearing = Clearing::Ending(Some(Box::new(next)));
     }
 
     /// The deployment in force has ended: its memory is freed, and the next one deployed. False if
     /// nobody waits for that.
     pub(super) fn cleared(&mut self, now: Duration) -> bool {
-        let Clearing::For(next) = std::mem::take(&mut self.clearing) else { return false };
+        let Clearing::Ending(next) = &mut self.clearing else { return false };
+        let next = next.take();
+        // Where a device was lost instead, clients are told to come again.
+        let planned = self.serving.is_some();
+        self.clearing = if planned { Clearing::Loading } else { Clearing::No };
         self.coordinator.release();
         self.serving = None;
         self.placing.placed = None;
@@ -75,7 +81,7 @@ impl Control {
 
     /// A device has gone: nothing is deployed for it any more.
     pub(super) fn forget_next_with(&mut self, node: NodeId) {
-        if let Clearing::For(next) = &mut self.clearing {
+        if let Clearing::Ending(next) = &mut self.clearing {
             next.take_if(|next| next.dealt_to.contains(&node));
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct Ring {
 impl Control {
     /// Gives layers to the nodes that are there, if those are others than before.
     pub(super) fn deal(&mut self, now: Duration) {
-        if matches!(self.clearing, Clearing::For(_)) {
+        if matches!(self.clearing, Clearing::Ending(_)) {
             // When memory is free this is called again.
             self.placing.stale = true;
             return;

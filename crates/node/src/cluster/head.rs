@@ -628,6 +628,7 @@ impl Control {
             memory_bytes: self.upcoming_bytes.clone(),
         });
         self.progress.clear();
+        self.clearing = Clearing::No;
         if self.seated {
             self.start_when_free = true;
         } else {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use motley_gateway::{ClusterState, Health, LinkState, NodeState, PlanState};
 use motley_ring::{Activity, NodeId};
 
+use super::clearing::Clearing;
 use super::head::Control;
 use super::place::Way;
 use super::room;
@@ -50,14 +51,19 @@ impl Control {
         }
         let health = match (&self.serving, &self.problem) {
             (Some(_), _) => Health::Ready,
+            (None, None) if matches!(self.clearing, Clearing::Loading) => Health::Ready,
             (None, Some(reason)) => Health::NoPlan { reason: reason.clone() },
             (None, None) => Health::Loading { progress: self.loading_progress() },
         };
-        let change = match (&self.upcoming, &self.problem) {
-            (Some(upcoming), _) if self.serving.is_some() => {
+        let next_one = self.serving.is_some() || matches!(self.clearing, Clearing::Loading);
+        let change = match &self.upcoming {
+            _ if matches!(self.clearing, Clearing::Ending(_)) => {
+                Some("the next plan waits until running answers have ended".to_owned())
+            }
+            Some(upcoming) if next_one => {
                 Some(format!("plan {} is being loaded", upcoming.epoch.0))
             }
-            (_, problem) => problem.clone(),
+            _ => self.problem.clone(),
         };
         let cluster = ClusterState {
             epoch: serving.epoch.0,

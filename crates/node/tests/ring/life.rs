@@ -40,7 +40,12 @@ fn a_plan_that_does_not_fit_beside_the_one_in_force_waits_for_its_end() {
     rig.head.wait_for("does not fit into memory beside this one");
     assert_eq!(stream.finish(), Next::Done, "{}", rig.said());
     assert_eq!(stream.text, expected);
-    // Whoever asks meanwhile waits.
+    // Whoever asks before the next plan is there waits, and is answered.
+    let changed = watch(PATIENCE, || {
+        answer(&url, PROMPT, 2);
+        (rig.cluster()?["epoch"].as_u64() > Some(epoch)).then_some(())
+    });
+    assert!(changed.is_some(), "{}", rig.said());
     assert_eq!(answer(&url, PROMPT, TOKENS), expected);
     assert!(rig.serving(2) > epoch);
     assert!(rig.layers().iter().all(|layers| *layers > 0), "{:?}", rig.layers());
