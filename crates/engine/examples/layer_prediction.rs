@@ -82,6 +82,7 @@ fn meter(
         residency: Residency::Ram,
         folder: std::env::temp_dir(),
         memory_bytes: 2 << 30,
+        head: true,
         pass_overhead,
     };
     Ok(ModelMeter::new(model.directory(), passes, &options)?)

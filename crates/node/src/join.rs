@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
     /// Memory for layers, such as 4G [default: what is available]
     #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
     memory: Option<u64>,
+    /// Memory that may be used of each GPU [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = terminal::parse_bytes)]
+    gpu_memory: Option<u64>,
     /// Folder of models, where a copy of the model may lie
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
@@ -277,6 +280,7 @@ fn options(
             arguments.profile.as_deref(),
             arguments.models.clone(),
             arguments.threads,
+            arguments.gpu_memory,
         )?,
         watch: memory::watch(arguments.weights),
         named,

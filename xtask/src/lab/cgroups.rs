@@ -80,7 +80,9 @@ impl Cgroups {
     pub(super) fn limit(&self, group: &str, device: &Device, disk: Option<&str>) -> Vec<Step> {
         let group = format!("{group}/{}", device.name);
         let mut steps: Vec<Step> = self.folders(&group).into_iter().map(Step::Folder).collect();
-        let (quota_us, period_us) = quota(device.cpu_share.unwrap_or(1.0));
+        // Whole processors are given as such.
+        let shared = device.cpu_share.filter(|_| device.whole_processors().is_none());
+        let (quota_us, period_us) = quota(shared.unwrap_or(1.0));
         let memory_bytes = device.memory_mib.map(|mib| (mib * 1024 * 1024).to_string());
         let disk_bytes = device.disk_read_mib_s.map(|mib| mib * 1024 * 1024);
         let mut set = |folder: Option<PathBuf>, file: &str, text: String| {
@@ -91,7 +93,7 @@ impl Cgroups {
         match self {
             Self::V1(mounts) => {
                 let folder = |name: &str| mounts.get(name).map(|mount| mount.join(&group));
-                if device.cpu_share.is_some() {
+                if shared.is_some() {
                     set(folder("cpu"), "cpu.cfs_period_us", period_us.to_string());
                     set(folder("cpu"), "cpu.cfs_quota_us", quota_us.to_string());
                 }
@@ -105,7 +107,7 @@ impl Cgroups {
             }
             Self::V2(mount) => {
                 let folder = || Some(mount.join(&group));
-                if device.cpu_share.is_some() {
+                if shared.is_some() {
                     set(folder(), "cpu.max", format!("{quota_us} {period_us}"));
                 }
                 if let Some(bytes) = memory_bytes {

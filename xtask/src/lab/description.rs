@@ -38,6 +38,13 @@ pub(super) struct Device {
     pub(super) command: Vec<String>,
 }
 
+impl Device {
+    /// Its share of processors, if that is a whole number.
+    pub(super) fn whole_processors(&self) -> Option<usize> {
+        self.cpu_share.filter(|share| share.fract() == 0.0).map(|share| share as usize)
+    }
+}
+
 /// One direction of a cable or radio link; the other direction is alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Wire {

@@ -65,6 +65,8 @@ pub(super) struct Machine {
     pub(super) cgroups: Cgroups,
     /// The disk the lab reads from, as `major:minor`.
     pub(super) disk: Option<String>,
+    /// The numbers of the processors that the lab may use.
+    pub(super) processors: Vec<usize>,
 }
 
 impl Plan {
@@ -75,7 +77,9 @@ impl Plan {
             .devices
             .iter()
             .enumerate()
-            .map(|(index, device)| place(index, device, machine, run))
+            .map(|(index, device)| {
+                place(index, device, machine, (run, &own_processors(description, index, machine)))
+            })
             .collect();
         let mut before = machine.cgroups.prepare(&group);
         let mut after = Vec::new();
@@ -105,7 +109,21 @@ impl Plan {
     }
 }
 
-fn place(index: usize, device: &Device, machine: &Machine, run: u32) -> Place {
+/// Processors of a device's own. A quota as large as whole processors would stop a program that uses
+/// all of it in every other period, for some tenth of its time, and one that rests now and then
+/// hardly ever.
+fn own_processors(description: &Description, index: usize, machine: &Machine) -> Vec<usize> {
+    let whole = |device: &Device| device.whole_processors().unwrap_or(0);
+    let count = whole(&description.devices[index]);
+    let first = description.devices[..index].iter().map(whole).sum::<usize>();
+    let all = &machine.processors;
+    let mut own: Vec<usize> = all.iter().copied().cycle().skip(first).take(count).collect();
+    own.sort_unstable();
+    own.dedup();
+    own
+}
+
+fn place(index: usize, device: &Device, machine: &Machine, (run, own): (u32, &[usize])) -> Place {
     let group = format!("{PREFIX}{run}");
     let namespace = format!("{group}-{}", device.name);
     let folders = machine.cgroups.folders(&format!("{group}/{}", device.name));
@@ -115,7 +133,7 @@ fn place(index: usize, device: &Device, machine: &Machine, run: u32) -> Place {
         address: address(index),
         interface: format!("{INTERFACE_PREFIX}{run}-{index}"),
         freezer: machine.cgroups.freezer(&group, &device.name),
-        enter: enter(&joins, &Path::new(NAMESPACES).join(&namespace)),
+        enter: enter(&joins, own, &Path::new(NAMESPACES).join(&namespace)),
         namespace: Some(namespace),
         joins,
     }
@@ -123,12 +141,17 @@ fn place(index: usize, device: &Device, machine: &Machine, run: u32) -> Place {
 
 /// The shell joins the groups and then becomes the command, so that the command never runs without
 /// its limits.
-fn enter(joins: &[PathBuf], namespace: &Path) -> Vec<String> {
+fn enter(joins: &[PathBuf], own: &[usize], namespace: &Path) -> Vec<String> {
     let mut script = String::new();
     for file in joins {
         script += &format!("echo $$ >{} && ", file.display());
     }
-    script += &format!("exec nsenter --net={} -- \"$@\"", namespace.display());
+    script += "exec ";
+    if !own.is_empty() {
+        let own: Vec<String> = own.iter().map(usize::to_string).collect();
+        script += &format!("taskset -c {} ", own.join(","));
+    }
+    script += &format!("nsenter --net={} -- \"$@\"", namespace.display());
     ["sh", "-c", &script, "lab"].map(str::to_owned).to_vec()
 }
 
@@ -208,7 +231,7 @@ mod tests {
     }
 
     fn plan(name: &str, cgroups: Cgroups) -> Plan {
-        let machine = Machine { cgroups, disk: Some("8:0".to_owned()) };
+        let machine = Machine { cgroups, disk: Some("8:0".to_owned()), processors: vec![0, 1] };
         Plan::new(&description(name), &machine, 7)
     }
 
@@ -372,7 +395,7 @@ mod tests {
 
     #[test]
     fn names_fit_where_they_must() {
-        let machine = Machine { cgroups: Cgroups::Absent, disk: None };
+        let machine = Machine { cgroups: Cgroups::Absent, disk: None, processors: vec![0, 1] };
         let plan = Plan::new(&description("lan8.toml"), &machine, 4_194_304);
         for place in plan.places {
             // The kernel's IFNAMSIZ, with its ending byte.
@@ -381,9 +404,28 @@ mod tests {
     }
 
     #[test]
+    fn whole_processors_are_a_devices_own() {
+        let text = "[[device]]\nname = \"a\"\ncpu_share = 2.0\n\
+                    [[device]]\nname = \"b\"\ncpu_share = 0.5\n\
+                    [[device]]\nname = \"c\"\ncpu_share = 2.0\n\
+                    [[device]]\nname = \"d\"\n";
+        let description = parse(text).expect("it is right");
+        let own = |processors: &[usize]| {
+            let processors = processors.to_vec();
+            let machine = Machine { cgroups: Cgroups::Absent, disk: None, processors };
+            let of = |index| own_processors(&description, index, &machine);
+            (0..4).map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(own(&[0, 1, 4, 5]), [vec![0, 1], vec![], vec![4, 5], vec![]]);
+        assert_eq!(own(&[0, 1, 4]), [vec![0, 1], vec![], vec![0, 4], vec![]]);
+        assert_eq!(own(&[3]), [vec![3], vec![], vec![3], vec![]], "there are no more");
+        assert!(own(&[]).iter().all(Vec::is_empty));
+    }
+
+    #[test]
     fn programs_are_told_where_they_are() {
         let description = description("two-equal.toml");
-        let machine = Machine { cgroups: first(), disk: None };
+        let machine = Machine { cgroups: first(), disk: None, processors: vec![0, 1] };
         let plan = Plan::new(&description, &machine, 7);
         let (folder, motley) = (Path::new("/logs/7"), Path::new("/bin/motley"));
         let words = Words { description: &description, plan: &plan, folder, motley };
@@ -434,13 +476,13 @@ mod tests {
             verb=$1 name=$2
             shift 2
             case "$verb $name" in
-            'on left') export MOTLEY_LAB_NAME=left; export MOTLEY_LAB_ADDRESS=10.77.0.1; export MOTLEY_LAB_STATE=/logs/7/state/left; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/left; export XDG_DATA_HOME=/logs/7/state/left; export XDG_CACHE_HOME=/logs/7/state/left; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/left/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/left/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/left/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/left/cgroup.procs && exec nsenter --net=/run/netns/motley-lab-7-left -- "$@"' lab "$@" ;;
+            'on left') export MOTLEY_LAB_NAME=left; export MOTLEY_LAB_ADDRESS=10.77.0.1; export MOTLEY_LAB_STATE=/logs/7/state/left; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/left; export XDG_DATA_HOME=/logs/7/state/left; export XDG_CACHE_HOME=/logs/7/state/left; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/left/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/left/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/left/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/left/cgroup.procs && exec taskset -c 0 nsenter --net=/run/netns/motley-lab-7-left -- "$@"' lab "$@" ;;
             'freeze left') echo FROZEN >/cg/freezer/motley-lab-7/left/freezer.state ;;
             'thaw left') echo THAWED >/cg/freezer/motley-lab-7/left/freezer.state ;;
             'kill left') kill -KILL $(cat /cg/blkio/motley-lab-7/left/cgroup.procs) ;;
             'down left') ip -n motley-lab-7-left link set dev lan0 down ;;
             'up left') ip -n motley-lab-7-left link set dev lan0 up && ip -n motley-lab-7-left route add 224.0.0.0/4 dev lan0 ;;
-            'on right') export MOTLEY_LAB_NAME=right; export MOTLEY_LAB_ADDRESS=10.77.0.2; export MOTLEY_LAB_STATE=/logs/7/state/right; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/right; export XDG_DATA_HOME=/logs/7/state/right; export XDG_CACHE_HOME=/logs/7/state/right; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/right/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/right/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/right/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/right/cgroup.procs && exec nsenter --net=/run/netns/motley-lab-7-right -- "$@"' lab "$@" ;;
+            'on right') export MOTLEY_LAB_NAME=right; export MOTLEY_LAB_ADDRESS=10.77.0.2; export MOTLEY_LAB_STATE=/logs/7/state/right; export MOTLEY_LAB_THREADS=1; export XDG_STATE_HOME=/logs/7/state/right; export XDG_DATA_HOME=/logs/7/state/right; export XDG_CACHE_HOME=/logs/7/state/right; exec sh -c 'echo $$ >/cg/blkio/motley-lab-7/right/cgroup.procs && echo $$ >/cg/cpu/motley-lab-7/right/cgroup.procs && echo $$ >/cg/freezer/motley-lab-7/right/cgroup.procs && echo $$ >/cg/memory/motley-lab-7/right/cgroup.procs && exec taskset -c 1 nsenter --net=/run/netns/motley-lab-7-right -- "$@"' lab "$@" ;;
             'freeze right') echo FROZEN >/cg/freezer/motley-lab-7/right/freezer.state ;;
             'thaw right') echo THAWED >/cg/freezer/motley-lab-7/right/freezer.state ;;
             'kill right') kill -KILL $(cat /cg/blkio/motley-lab-7/right/cgroup.procs) ;;

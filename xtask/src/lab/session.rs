@@ -1,5 +1,6 @@
 //! A lab while it stands: built from its plan, used, and removed when it is dropped.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -43,6 +44,18 @@ pub(super) struct Start<'a> {
     /// With what stands in braces still in them.
     pub(super) words: &'a [String],
 }
+
+/// Why a lab ended before its time: someone wanted it to.
+#[derive(Debug)]
+pub(super) struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 /// A lab that stands.
 pub(super) struct Lab {
@@ -100,7 +113,11 @@ impl Lab {
         self.cgroups = Cgroups::find(&fs::read_to_string("/proc/mounts")?);
         remove::leftovers(&self.cgroups)?;
         self.claim = Some(Claim::new(run)?);
-        let machine = Machine { cgroups: self.cgroups.clone(), disk: disk(&self.folder) };
+        let machine = Machine {
+            cgroups: self.cgroups.clone(),
+            disk: disk(&self.folder),
+            processors: allowed_processors(&fs::read_to_string("/proc/self/status")?),
+        };
         let limited = description.devices.iter().any(|device| device.disk_read_mib_s.is_some());
         if limited && machine.disk.is_none() {
             println!(
@@ -217,8 +234,7 @@ impl Lab {
 
     /// Fails once someone wants the lab to end.
     pub(super) fn interrupted(&self) -> Result<()> {
-        ensure!(!self.interrupt.load(Ordering::Relaxed), "interrupted");
-        Ok(())
+        if self.interrupt.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
 
     /// Starts the peers that answer measurements, on every device, outside its limits.
@@ -365,6 +381,16 @@ fn entered(enter: &[String], words: &[String]) -> Result<Command> {
     command(&[enter, words].concat())
 }
 
+/// The processors that this process may use, by `/proc/self/status`.
+fn allowed_processors(status: &str) -> Vec<usize> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let range = |text: &str| {
+        let (first, last) = text.trim().split_once('-').unwrap_or((text.trim(), text.trim()));
+        Some(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?)
+    };
+    list.unwrap_or_default().split(',').filter_map(range).flatten().collect()
+}
+
 /// In a process group of its own, so that an interrupt typed at the terminal ends it in order.
 fn start_program(mut command: Command, log: File) -> Result<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -407,4 +433,16 @@ fn disk(folder: &Path) -> Option<String> {
         return Some(whole.trim().to_owned());
     }
     Some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowed_processors_are_listed_as_ranges() {
+        let status = "Name:\tx\nCpus_allowed:\t33\nCpus_allowed_list:\t0-1,4,6-7\n";
+        assert_eq!(allowed_processors(status), [0, 1, 4, 6, 7]);
+        assert!(allowed_processors("Name:\tx\n").is_empty());
+    }
 }

@@ -44,6 +44,8 @@ pub(super) struct Room {
     pub(super) cells: u64,
     /// Bytes of one element of the cache, at most.
     pub(super) cell_element_bytes: u64,
+    /// Whether the head is to be there.
+    pub(super) head: bool,
 }
 
 /// Chooses layers of every kind in the model's proportions, as many as are enough and fit.
@@ -55,7 +57,7 @@ pub(super) fn choose(directory: &ModelDirectory, room: Room) -> Result<Vec<Kind>
             directory.hyper.key_row_elements(shape) + directory.hyper.value_row_elements(shape);
         directory.layer_bytes(layer) + row * room.cells * room.cell_element_bytes
     };
-    let mut needed = directory.head_bytes();
+    let mut needed = if room.head { directory.head_bytes() } else { 0 };
     needed += kinds.iter().map(|(kind, _)| layer_bytes(kind.source)).sum::<u64>();
     if needed > room.bytes {
         return Err(MeasureError::Room { needed_bytes: needed, allowed_bytes: room.bytes });
@@ -129,12 +131,14 @@ fn signature(shape: &LayerShape, tensors: &LayerTensors) -> impl PartialEq {
 /// A directory whose tensors lie in one file of made-up weights, in the order of `tensors`.
 pub(super) struct Cut {
     pub(super) directory: ModelDirectory,
+    /// Whether the head's matrix is among them.
+    head: bool,
     file_bytes: u64,
 }
 
 impl Cut {
-    /// The layers of `kinds` and the head.
-    pub(super) fn new(source: &ModelDirectory, kinds: &[Kind]) -> Self {
+    /// The layers of `kinds`, and the head where it is wanted.
+    pub(super) fn new(source: &ModelDirectory, kinds: &[Kind], head: bool) -> Self {
         let mut directory = source.clone();
         let mut end = 0;
         let mut place = |tensor: &mut TensorInfo| {
@@ -165,8 +169,10 @@ impl Cut {
         ];
         ends.into_iter().flatten().for_each(&mut place);
         // The head's matrix only; an embedding of its own is never looked up.
-        place(directory.output.as_mut().unwrap_or(&mut directory.embedding));
-        Self { directory, file_bytes: end }
+        if head {
+            place(directory.output.as_mut().unwrap_or(&mut directory.embedding));
+        }
+        Self { directory, head, file_bytes: end }
     }
 
     /// Writes the weights into a file of `folder` and opens them. The file vanishes with the model,
@@ -192,7 +198,7 @@ impl Cut {
             Some(&directory.output_norm),
             directory.output_bias.as_ref(),
             directory.rope_frequencies.as_ref(),
-            Some(directory.head_matrix()),
+            self.head.then(|| directory.head_matrix()),
         ];
         for tensor in layers.chain(ends.into_iter().flatten()) {
             out.pad_to(tensor.offset)?;

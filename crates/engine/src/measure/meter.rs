@@ -65,7 +65,8 @@ pub struct PassTimes {
     pub full_layer: Option<Duration>,
     /// Mean time of the model's layers with a sliding window.
     pub sliding_layer: Option<Duration>,
-    /// Time of the head for as many rows as the pass has sequences; of decoding only.
+    /// Time of the head for as many rows as the pass has sequences; of decoding only, and none where
+    /// it is not timed.
     pub head: Option<Duration>,
 }
 
@@ -84,6 +85,8 @@ pub struct MeterOptions {
     pub folder: PathBuf,
     /// Memory that weights, keys and values may take.
     pub memory_bytes: u64,
+    /// Whether the head is timed too, which takes its memory.
+    pub head: bool,
     /// What every pass costs whatever it does, see
     /// [`ProcessorMeter::pass_overhead`](super::ProcessorMeter::pass_overhead).
     pub pass_overhead: Duration,
@@ -119,10 +122,13 @@ struct Probe {
 }
 
 /// Passes with more tokens are timed on few layers: arithmetic is the same on every one.
-const TOKENS_OF_WHOLE_WINDOWS: usize = 64;
+const TOKENS_OF_WHOLE_WINDOWS: usize = 16;
 
-/// Layers of a kind in a pass with many tokens.
-const LAYERS_OF_LARGE_PASSES: usize = 2;
+/// Layers of a kind in a pass with many tokens. More of them would leave time for fewer runs.
+const LAYERS_OF_LARGE_PASSES: usize = 1;
+
+/// Passes with more tokens have turns of one run.
+const TOKENS_OF_SHORT_PASSES: usize = 64;
 
 /// Runs of one pass at most.
 const RUNS_MAX: usize = 40;
@@ -138,7 +144,7 @@ const TURN: Duration = Duration::from_millis(200);
 const CACHE_BYTE: u8 = 0x2e;
 
 impl ModelMeter {
-    /// Makes weights for a few layers and the head of the model that `directory` describes.
+    /// Makes weights for a few layers of the model that `directory` describes, and for its head.
     /// Passes that reach beyond the model's context are left out.
     ///
     /// # Errors
@@ -162,15 +168,16 @@ impl ModelMeter {
                 bytes: options.memory_bytes,
                 cells: (slots * context_tokens.next_multiple_of(256)) as u64,
                 cell_element_bytes: 2,
+                head: options.head,
             },
         )?;
-        let cut = Cut::new(directory, &kinds).open(&options.folder)?;
+        let cut = Cut::new(directory, &kinds, options.head).open(&options.folder)?;
         let engine = Engine::load(
             &cut.model,
             &EngineOptions {
                 layers: (0..cut.model.directory().hyper.block_count).into(),
                 embedding: false,
-                head: true,
+                head: options.head,
                 slots,
                 context_tokens,
                 batch_rows_max: most(|pass| pass.tokens),
@@ -185,7 +192,7 @@ impl ModelMeter {
         let random = PositionedRandom::new(1);
         let values = most(|pass| pass.tokens) * width;
         Ok(Self {
-            probes: passes.iter().map(|pass| probes(*pass, &kinds)).collect(),
+            probes: passes.iter().map(|pass| probes(*pass, &kinds, options.head)).collect(),
             held: vec![None; slots],
             hidden: (0..values).map(|at| random.uniform(at as u64, 0) as f32 - 0.5).collect(),
             product: Vec::new(),
@@ -220,7 +227,7 @@ impl ModelMeter {
         for pass in 0..self.passes.len() {
             // The first run builds graphs; in short passes it is no measurement.
             self.run_pass(pass)?;
-            if self.passes[pass].tokens <= TOKENS_OF_WHOLE_WINDOWS {
+            if self.passes[pass].tokens <= TOKENS_OF_SHORT_PASSES {
                 self.forget_last(pass);
             }
             tick(gone(begun).min(1.0));
@@ -265,7 +272,7 @@ impl ModelMeter {
     /// The runs of a turn count as one, of their mean: where a group of programs may only use a
     /// processor for part of each moment, some runs are not held up at all and others for long.
     fn take_turn(&mut self, pass: usize) -> Result<(), MeasureError> {
-        let short = self.passes[pass].tokens <= TOKENS_OF_WHOLE_WINDOWS;
+        let short = self.passes[pass].tokens <= TOKENS_OF_SHORT_PASSES;
         self.run_pass(pass)?;
         if !short {
             return Ok(());
@@ -359,7 +366,7 @@ fn quartile_s(probe: &Probe) -> f64 {
 }
 
 /// The windows of one pass: a part of the layers of each kind, and the head.
-fn probes(pass: TimedPass, kinds: &[Kind]) -> Vec<Probe> {
+fn probes(pass: TimedPass, kinds: &[Kind], head: bool) -> Vec<Probe> {
     let large = pass.tokens > TOKENS_OF_WHOLE_WINDOWS;
     let most = if large { LAYERS_OF_LARGE_PASSES } else { usize::MAX };
     let layers = kinds.iter().enumerate().map(|(kind, of)| {
@@ -372,7 +379,7 @@ fn probes(pass: TimedPass, kinds: &[Kind]) -> Vec<Probe> {
         }
     });
     let after_all = kinds.iter().map(|kind| kind.layers.end).max().unwrap_or(0);
-    let head = (pass.kind == PassKind::Decode).then(|| Probe {
+    let head = (head && pass.kind == PassKind::Decode).then(|| Probe {
         layers: after_all..after_all,
         kind: None,
         times: Vec::new(),

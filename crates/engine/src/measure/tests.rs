@@ -15,7 +15,7 @@ use crate::placement::Residency;
 const THREADS: ThreadPoolOptions = ThreadPoolOptions { threads: 1, poll_percent: 0, pinned: false };
 
 fn room(bytes: u64) -> Room {
-    Room { bytes, cells: 256, cell_element_bytes: 2 }
+    Room { bytes, cells: 256, cell_element_bytes: 2, head: true }
 }
 
 fn shapes(layer: &LayerTensors) -> Vec<([u64; 4], TensorType)> {
@@ -29,7 +29,7 @@ fn a_cut_has_layers_of_every_kind_with_their_shapes_and_places_of_their_own() {
         let kinds = choose(&directory, room(1 << 30)).expect("there is room");
         let stand_for: f64 = kinds.iter().map(|kind| kind.stands_for).sum();
         assert_eq!(stand_for, directory.layers.len() as f64, "{architecture}");
-        let cut = Cut::new(&directory, &kinds);
+        let cut = Cut::new(&directory, &kinds, true);
         // A small model fits whole.
         assert_eq!(cut.directory.layers.len(), directory.layers.len());
         for kind in &kinds {
@@ -73,6 +73,29 @@ fn little_room_gives_one_layer_of_each_kind_and_less_is_refused() {
     assert!(least.iter().all(|kind| kind.layers.len() == 1));
     assert_eq!(least.len(), whole.len());
     assert!(choose(&directory, room(needed_bytes - 1)).is_err());
+    let headless = |bytes| choose(&directory, Room { head: false, ..room(bytes) });
+    assert!(headless(needed_bytes - directory.head_bytes()).is_ok());
+    assert!(headless(needed_bytes - directory.head_bytes() - 1).is_err());
+}
+
+#[test]
+fn layers_are_timed_without_a_head_where_it_is_not_wanted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let directory = made_directory("qwen2", FileType::Q8_0);
+    let options = MeterOptions {
+        threads: THREADS,
+        cache: CacheElement::F16,
+        layout: LayoutChoice::Plain,
+        residency: Residency::Ram,
+        folder: folder.path().to_owned(),
+        memory_bytes: 1 << 30,
+        head: false,
+        pass_overhead: Duration::ZERO,
+    };
+    let passes = [TimedPass { kind: PassKind::Decode, tokens: 1, depth_tokens: 40 }];
+    let mut meter = ModelMeter::new(&directory, &passes, &options).expect("it fits");
+    let times = meter.run(Duration::ZERO, &mut |_| {}).expect("passes run");
+    assert!(times[0].full_layer.is_some() && times[0].head.is_none(), "{times:?}");
 }
 
 #[test]
@@ -114,6 +137,7 @@ fn every_pass_within_the_context_gives_times_of_its_kinds_of_layers() {
             residency,
             folder: folder.path().to_owned(),
             memory_bytes: 1 << 30,
+            head: true,
             pass_overhead: Duration::ZERO,
         };
         let mut meter = ModelMeter::new(&directory, &passes, &options).expect("it fits");

@@ -18,8 +18,12 @@ const REST: Duration = Duration::from_millis(3);
 /// Bytes of the first message that measures a rate; each next one has four times as many.
 const FIRST_BYTES: u32 = 1 << 14;
 
-/// A message that is on its way for so long measures the rate well enough.
+/// A message that is on its way for so long measures the rate well enough, ...
 const LONG_ENOUGH: Duration = Duration::from_millis(40);
+
+/// ... unless it was so many times as fast as the one before: over a long way a connection begins
+/// with few bytes per round trip and doubles them as answers come, and has not found its rate yet.
+const STILL_RISING: f64 = 1.25;
 
 /// Messages of the largest size in each direction at most.
 const LARGEST_MAX: u32 = 3;
@@ -55,22 +59,26 @@ pub(super) fn measure(mut connection: MessageConnection) -> Result<LinkQuality, 
     })
 }
 
-/// Bytes per second of ever larger messages, until one is on its way for long or time is up.
+/// Bytes per second of ever larger messages, until one is on its way for long and no faster than
+/// the one before, or time is up.
 fn rate(
     connection: &mut MessageConnection,
     round_trip: Duration,
     until: Instant,
     sizes: impl Fn(u32) -> (u32, u32),
 ) -> Result<u64, WireError> {
-    let (mut bytes, mut largest) = (FIRST_BYTES, 0);
+    let (mut bytes, mut largest, mut before) = (FIRST_BYTES, 0, 0.0);
     loop {
         let (there, back) = sizes(bytes);
         let time = exchange(connection, there, back)?;
         let on_its_way = time.saturating_sub(round_trip).max(Duration::from_micros(1));
         largest += u32::from(bytes == PROBE_BYTES_MAX);
-        if on_its_way >= LONG_ENOUGH || largest == LARGEST_MAX || Instant::now() >= until {
-            return Ok((f64::from(bytes) / on_its_way.as_secs_f64()) as u64);
+        let rate = f64::from(bytes) / on_its_way.as_secs_f64();
+        let found = on_its_way >= LONG_ENOUGH && rate < STILL_RISING * before;
+        if found || largest == LARGEST_MAX || Instant::now() >= until {
+            return Ok(rate as u64);
         }
+        before = rate;
         bytes = bytes.saturating_mul(4).min(PROBE_BYTES_MAX);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) enum ProfileSource {
 
 impl ProfileSource {
     /// From a file, if there is one; else from measuring, as long as whoever starts a device will
-    /// wait for it, with so many threads.
+    /// wait for it, with so many threads and so much memory of each GPU.
     ///
     /// # Errors
     /// When the file cannot be read or says what cannot be; the message names the field.
@@ -37,12 +37,13 @@ impl ProfileSource {
         file: Option<&Path>,
         models: Option<PathBuf>,
         threads: Option<usize>,
+        gpu_memory_bytes: Option<u64>,
     ) -> Result<Self, Failure> {
         Ok(match file {
             Some(path) => Self::Written(Box::new(plan::read_document(path)?)),
             None => {
-                let options = profile::Options::new(models, threads, Effort::Quick)?;
-                Self::Measured(Box::new(options))
+                let options = profile::Options::new(models, threads, Effort::Joining)?;
+                Self::Measured(Box::new(profile::Options { gpu_memory_bytes, ..options }))
             }
         })
     }
@@ -84,6 +85,9 @@ impl ProfileSource {
         let device = profile::device(options, &mut |_| {})?.device;
         let tables = profile::model_tables(options, model_name, model.directory(), &mut |_| {})?;
         let plain = profile::plain_tables(options, model_name, model.directory(), &mut |_| {})?;
+        if let Some(note) = &tables.note {
+            terminal::note(&format!("{note}\n"));
+        }
         let device = plain.merged_into(&tables.merged_into(&device)?)?;
         Ok(Surveyed { measured: true, device })
     }

@@ -88,8 +88,8 @@ fn measure_one(gpu: Device, quick: bool) -> Result<GpuRates, ProfileError> {
     })
 }
 
-/// The GPUs with the memory that they have now.
-pub(super) fn specs(rates: &[GpuRates]) -> Vec<GpuSpec> {
+/// The GPUs with the memory that they have now, or that may be used of each.
+pub(super) fn specs(rates: &[GpuRates], most_bytes: Option<u64>) -> Vec<GpuSpec> {
     let gpus = gpus();
     let found = |rates: &GpuRates| {
         let gpu = gpus.iter().find(|gpu| gpu.name() == rates.name)?;
@@ -97,7 +97,7 @@ pub(super) fn specs(rates: &[GpuRates]) -> Vec<GpuSpec> {
         Some(GpuSpec {
             kind: kind(&rates.name),
             total_bytes: Bytes::new(total as u64),
-            usable_bytes: Bytes::new(room_bytes(free as u64)),
+            usable_bytes: Bytes::new(room_bytes(free as u64).min(most_bytes.unwrap_or(u64::MAX))),
             copy_bytes_per_s: rates.copy_bytes_per_s,
             processor: rates.processor.clone(),
         })

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
 use super::gpus::GpuRates;
-use super::{Effort, Measured, Options, ProfileError, Progress, cache, disk, gpus};
+use super::{Measured, Options, ProfileError, Progress, cache, disk, gpus};
 use crate::{loading, memory};
 
 /// Weight types measured by a quick look: those of most files, and of caches.
@@ -71,7 +71,7 @@ pub(crate) fn device(
         memory: memory::spec().ok_or(ProfileError::Memory)?,
         disk: rates.disk,
         cpu: rates.cpu,
-        gpus: gpus::specs(&rates.gpus),
+        gpus: gpus::specs(&rates.gpus, options.gpu_memory_bytes),
         power: None,
     };
     Ok(Measured { device: DeviceProfile::new(spec)?, notes: rates.notes, kept: is_kept })
@@ -94,7 +94,7 @@ fn measure(
     options: &Options,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Rates, ProfileError> {
-    let quick = options.effort == Effort::Quick;
+    let quick = !options.effort.is_full();
     let ms = |full: u64, short: u64| Duration::from_millis(if quick { short } else { full });
     // A device with little memory would be killed for measuring it.
     let spare = memory::spec().map_or(u64::MAX, |spec| spec.ram_available_bytes.count() / 4);

@@ -41,6 +41,8 @@ pub(crate) struct Options {
     pub(crate) store: PathBuf,
     /// Compute threads.
     pub(crate) threads: usize,
+    /// Memory that may be used of each GPU; nothing for what is free.
+    pub(crate) gpu_memory_bytes: Option<u64>,
     /// How long to measure.
     pub(crate) effort: Effort,
     /// Measure anew, whatever is kept.
@@ -61,7 +63,15 @@ impl Options {
         loading::in_range("--threads", threads, ThreadPool::THREADS_MAX)?;
         let cache = cache_folder();
         let store = store::folder(models).unwrap_or_else(|| cache.clone());
-        Ok(Self { name: host_name(), cache, store, threads, effort, refresh: false })
+        Ok(Self {
+            name: host_name(),
+            cache,
+            store,
+            threads,
+            gpu_memory_bytes: None,
+            effort,
+            refresh: false,
+        })
     }
 }
 
@@ -84,8 +94,17 @@ fn cache_folder() -> PathBuf {
 pub(crate) enum Effort {
     /// About 5 seconds with a model.
     Quick,
+    /// The same for the device, but longer for the model, as a device does that joins: a plan is no
+    /// better than the times it is made from, and a moment in which others compute is soon over.
+    Joining,
     /// About 30 seconds with a model.
     Full,
+}
+
+impl Effort {
+    fn is_full(self) -> bool {
+        self == Self::Full
+    }
 }
 
 /// How far a measurement is.

@@ -47,7 +47,7 @@ impl ModelTables {
     }
 
     fn replace_in(&self, processor: &mut ProcessorSpec) {
-        let models: Vec<&str> = self.heads.iter().map(|table| table.model.as_str()).collect();
+        let models: Vec<&str> = self.layers.iter().map(|table| table.model.as_str()).collect();
         processor.layer_tables.retain(|table| !models.contains(&table.model.as_str()));
         processor.head_tables.retain(|table| !models.contains(&table.model.as_str()));
         processor.layer_tables.extend(self.layers.iter().cloned());
@@ -170,7 +170,7 @@ fn measure(
     subject: Subject<'_>,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
-    let quick = options.effort == Effort::Quick;
+    let effort = options.effort;
     let threads = hardware::threads(options);
     let pass_overhead = ProcessorMeter::new(threads).pass_overhead(Duration::from_millis(30))?;
     let available = memory::spec().map_or(u64::MAX, |spec| spec.ram_available_bytes.count());
@@ -181,9 +181,10 @@ fn measure(
         residency: Residency::Ram,
         folder: options.cache.clone(),
         memory_bytes: MEMORY_BYTES_MAX.min(available / MEMORY_SHARE),
+        head: true,
         pass_overhead,
     };
-    let mut tables = timed(subject, &on_processor, quick, progress)?;
+    let mut tables = timed(subject, &on_processor, effort, progress)?;
     // A GPU keeps weights as they are in any case.
     let gpus = if subject.layout == LayoutChoice::Plain { Vec::new() } else { gpus() };
     if let Some(gpu) = gpus.first() {
@@ -195,7 +196,7 @@ fn measure(
                 pass_overhead: meter.pass_overhead(Duration::from_millis(30))?,
                 ..on_processor
             };
-            timed(subject, &options, quick, progress)
+            timed(subject, &options, effort, progress)
         };
         match in_gpu() {
             Ok(measured) => tables.gpu = Some(Box::new(measured)),
@@ -208,36 +209,92 @@ fn measure(
     Ok(tables)
 }
 
+/// How long to time a cut model, and then its long contexts.
+fn times_to_spend(effort: Effort) -> (Duration, Duration) {
+    let ms = Duration::from_millis;
+    match effort {
+        Effort::Quick => (ms(2000), ms(300)),
+        Effort::Joining => (ms(5000), ms(1000)),
+        Effort::Full => (ms(11_000), ms(4000)),
+    }
+}
+
 /// Times a cut model on one device.
 fn timed(
     subject: Subject<'_>,
     options: &MeterOptions,
-    quick: bool,
+    effort: Effort,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
     let Subject { model, directory, .. } = subject;
+    let quick = !effort.is_full();
     let mut tell = |part: f64| progress(Progress { what: "layers", part });
     tell(0.0);
-    let time = |ms| Duration::from_millis(ms);
-    let mut meter = match ModelMeter::new(directory, &passes(quick), options) {
-        // Keys and values of many sequences take more than a layer.
-        Err(MeasureError::Room { .. }) => ModelMeter::new(directory, &passes_of_one(), options)?,
-        meter => meter?,
-    };
-    let mut times = meter.run(time(if quick { 2000 } else { 11_000 }), &mut tell)?;
+    let (short, long) = times_to_spend(effort);
+    let (mut meter, options) = meter_with_room(directory, quick, options)?;
+    let mut times = meter.run(short, &mut tell)?;
     drop(meter);
     // A meter of its own, because long contexts leave memory for fewer layers.
     let mut tell = |part: f64| progress(Progress { what: "long contexts", part });
     tell(0.0);
     let deep = if quick { &DEEP[..1] } else { &DEEP };
-    match ModelMeter::new(directory, deep, options) {
+    let pairs: Vec<TimedPass> = deep.iter().flat_map(|deep| [shallow(*deep), *deep]).collect();
+    match ModelMeter::new(directory, &pairs, &options) {
         // Plans then go by the rate at which memory is read.
         Err(MeasureError::Room { .. }) => {}
-        meter => times.extend(meter?.run(time(if quick { 300 } else { 4000 }), &mut tell)?),
+        meter => {
+            let measured = meter?.run(long, &mut tell)?;
+            let deep = measured.iter().filter_map(|late| deeper(&times, &measured, late));
+            times.extend(deep.collect::<Vec<_>>());
+        }
     }
     times.sort_by_key(|times| (times.pass.tokens, times.pass.depth_tokens));
     let (layers, heads) = (layer_tables(model, &times), head_tables(model, &times));
     Ok(ModelTables { layers, heads, gpu: None, note: None })
+}
+
+/// The same pass early in its context.
+fn shallow(deep: TimedPass) -> TimedPass {
+    let depth_tokens = if deep.kind == PassKind::Decode { DECODE_DEPTH } else { 0 };
+    TimedPass { depth_tokens, ..deep }
+}
+
+/// A pass late in its context, as it would have been measured beside the others: by what it took
+/// longer than the early pass that it took turns with. Another moment and other layers would say
+/// more of themselves than of the context.
+fn deeper(times: &[PassTimes], turns: &[PassTimes], late: &PassTimes) -> Option<PassTimes> {
+    let early = shallow(late.pass);
+    let is_early = |times: &&PassTimes| times.pass == early && late.pass != early;
+    let (early, beside) = (turns.iter().find(is_early)?, times.iter().find(is_early)?);
+    let moved = |of: fn(&PassTimes) -> Option<Duration>| {
+        let more = of(late)?.saturating_sub(of(early)?);
+        Some(of(beside)? + more)
+    };
+    Some(PassTimes {
+        full_layer: moved(|times| times.full_layer),
+        sliding_layer: moved(|times| times.sliding_layer),
+        ..*late
+    })
+}
+
+/// A meter for as much as there is room for: for many sequences, for one, whose keys and values
+/// take less, or without the head, which only the first device of a ring has.
+fn meter_with_room(
+    directory: &ModelDirectory,
+    quick: bool,
+    options: &MeterOptions,
+) -> Result<(ModelMeter, MeterOptions), MeasureError> {
+    let headless = MeterOptions { head: false, ..options.clone() };
+    let (many, one) = (passes(quick), passes_of_one());
+    let ways = [(&many, options), (&one, options), (&one, &headless)];
+    let mut refused = None;
+    for (passes, options) in ways {
+        match ModelMeter::new(directory, passes, options) {
+            Err(error @ MeasureError::Room { .. }) => refused = Some(error),
+            meter => return Ok((meter?, options.clone())),
+        }
+    }
+    Err(refused.expect("there are ways to measure"))
 }
 
 fn passes(quick: bool) -> Vec<TimedPass> {

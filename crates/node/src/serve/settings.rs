@@ -165,6 +165,7 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
             arguments.profile.as_deref(),
             arguments.models.clone(),
             arguments.threads,
+            arguments.gpu.gpu_memory,
         )?,
         rounds: arguments.rounds,
         wire: arguments.wire.element(),

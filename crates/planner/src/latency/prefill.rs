@@ -13,8 +13,8 @@ use crate::problem::Problem;
 /// Each chunk pays busy times, hops and disk as a token does; streaming overlaps the whole chunk's
 /// work. Only the last chunk computes logits. In prima.cpp's ring the chunks go around one after
 /// another; in ours they are cut as [`prefill_chunk_rows`] says, follow each other as soon as
-/// the device that takes longest is free, and only the row whose logits are wanted goes back to the
-/// head.
+/// the device or link that takes longest is free, and only the row whose logits are wanted goes back
+/// to the head. A link carries the next chunk while the last one is still on its way.
 pub(super) fn time_to_first_token(
     problem: &Problem,
     instance: &Instance,
@@ -75,7 +75,7 @@ fn chunk_time(
     let rounds = f64::from(best.rounds);
     let last = ring.order.len() - 1;
     let (mut busy, mut longest, mut added) = (hop(ring.head, ring.order[0]), 0.0_f64, 0.0);
-    let mut held_up = busy;
+    let mut held_up = carried_s(costs, (id(ring.head), id(ring.order[0])), pass);
     for (at, (device, split)) in ring.order.iter().zip(&best.splits).enumerate() {
         let profile = costs.cluster().device(id(*device));
         let both = if split.cpu > 0 && split.gpu > 0 {
@@ -86,11 +86,10 @@ fn chunk_time(
         let mut own = layer(*device, Site::Cpu) * f64::from(split.cpu)
             + layer(*device, Site::Gpu) * f64::from(split.gpu)
             + (both + profile.step_overhead_s.value()) * rounds;
-        let hops = if at < last {
-            hop(*device, ring.order[at + 1]) * rounds
-        } else {
-            hop(*device, ring.order[0]) * (rounds - 1.0) + sent(*device, ring.head, wanted)
-        };
+        let next = if at < last { ring.order[at + 1] } else { ring.order[0] };
+        let (there, back) = if at < last { (rounds, 0.0) } else { (rounds - 1.0, 1.0) };
+        let hops = hop(*device, next) * there + sent(*device, ring.head, wanted) * back;
+        let carried = carried_s(costs, (id(*device), id(next)), pass) * there;
         if instance.disk == DiskModel::Streaming {
             let computing = layer(*device, Site::Cpu) * f64::from(split.cpu);
             let layer_bytes = costs.mean_streamed_bytes(pass.tokens).count();
@@ -102,11 +101,19 @@ fn chunk_time(
             longest = longest.max(own + hops + instance.clock.seconds(split.overlapped));
             added += instance.clock.seconds(split.added);
         }
-        held_up = held_up.max(own).max(hops);
+        held_up = held_up.max(own).max(carried);
         busy += own + hops;
     }
     busy += costs.embedding_time(id(ring.head), pass).value();
     ChunkTime { around_s: busy.max(longest) + added, longest_s: held_up.max(longest) }
+}
+
+/// For how long the links between two devices are taken up by what a pass sends; how long it then is
+/// on its way holds nobody up.
+fn carried_s(costs: &CostModel<'_>, (from, to): (DeviceId, DeviceId), pass: Pass) -> f64 {
+    let Some(route) = costs.route(from, to).filter(|_| from != to) else { return 0.0 };
+    let sent = costs.activation_bytes(pass);
+    route.links.iter().map(|link| (sent / link.bytes_per_s).value()).fold(0.0, f64::max)
 }
 
 /// Time of what a stream reads per pass.

@@ -12,11 +12,13 @@ mod rules;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::session::Interrupted;
 use crate::cache::Workplace;
 use crate::process::capture;
 use crate::{demo, fixtures, models};
@@ -26,7 +28,8 @@ use report::Row;
 use ring::{CONTEXT_TOKENS, Means, Measured, SLOTS};
 
 const USAGE: &str = "\
-cargo xtask lab study [--only NAME,..] [--baselines] [--json FILE] [--file FILE] [--motley FILE]";
+cargo xtask lab study [--only NAME,..] [--baselines] [--full] [--rest SECONDS] [--json FILE] [--file FILE]
+                      [--motley FILE]";
 
 const SHOW_LIMIT: Duration = Duration::from_secs(30);
 
@@ -35,6 +38,10 @@ struct Arguments {
     only: Vec<String>,
     /// Whether rules of thumb are run too.
     baselines: bool,
+    /// Whether all slots are filled in the end, for their memory.
+    full: bool,
+    /// Between two runs, for whatever else the machine has to do.
+    rest: Duration,
     json: Option<PathBuf>,
     /// The study's description instead of the one of the checkout.
     file: Option<PathBuf>,
@@ -58,12 +65,14 @@ pub(super) fn run(workplace: &Workplace, words: &[String]) -> Result<()> {
         }
     };
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
-    for case in &cases {
-        match row(workplace, &motley, case, arguments.baselines) {
+    for (index, case) in cases.iter().enumerate() {
+        rest(if index > 0 { arguments.rest } else { Duration::ZERO });
+        match row(workplace, &motley, case, &arguments) {
             Ok(row) => {
                 print!("{}", row.text());
                 rows.push(row);
             }
+            Err(error) if error.is::<Interrupted>() => return Err(error),
             Err(error) => {
                 println!("{}: {error:#}", case.name);
                 failed.push(case.name.as_str());
@@ -79,24 +88,34 @@ pub(super) fn run(workplace: &Workplace, words: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn row(workplace: &Workplace, motley: &Path, case: &Case, baselines: bool) -> Result<Row> {
+fn row(workplace: &Workplace, motley: &Path, case: &Case, arguments: &Arguments) -> Result<Row> {
     let model = model(workplace, &case.model)?;
-    let means = Means { workplace, motley: motley.to_owned(), model };
+    let means = Means { workplace, motley: motley.to_owned(), model, full: arguments.full };
     let planned = ring::measure(&means, case, ("plan", None))?;
     let mut by_rule = Vec::new();
-    if baselines {
+    if arguments.baselines {
         for (name, counts) in dealt(&means, case, &planned)? {
             let same = planned.nodes.iter().map(ring::Node::layer_count);
             if planned.rounds == 1 && same.eq(counts.iter().copied().map(u64::from)) {
                 continue;
             }
+            rest(arguments.rest);
             match ring::measure(&means, case, (name, Some(&counts))) {
                 Ok(measured) => by_rule.push(measured),
+                Err(error) if error.is::<Interrupted>() => return Err(error),
                 Err(error) => println!("  {name} ({counts:?}): {error:#}"),
             }
         }
     }
     Ok(Row { cluster: case.name.clone(), model: case.model.clone(), planned, by_rule })
+}
+
+/// Lets others compute for a while, and says so.
+fn rest(time: Duration) {
+    if !time.is_zero() {
+        println!("resting for {time:?}");
+        thread::sleep(time);
+    }
 }
 
 /// A file of the cache, fetched or made where it is not there yet.
@@ -151,6 +170,10 @@ impl Arguments {
             match word.as_str() {
                 "--only" => arguments.only.extend(value()?.split(',').map(str::to_owned)),
                 "--baselines" => arguments.baselines = true,
+                "--full" => arguments.full = true,
+                "--rest" => {
+                    arguments.rest = Duration::from_secs(value()?.parse().context("--rest")?)
+                }
                 "--json" => arguments.json = Some(value()?.into()),
                 "--file" => arguments.file = Some(value()?.into()),
                 "--motley" => arguments.motley = Some(value()?.into()),
@@ -171,9 +194,10 @@ mod tests {
     fn words_become_arguments() {
         let parse =
             |text: &str| Arguments::parse(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
-        let arguments = parse("--only a,b --baselines --json out.json").expect("right");
+        let arguments = parse("--only a,b --baselines --rest 60 --json out.json").expect("right");
         assert_eq!(arguments.only, ["a", "b"]);
         assert!(arguments.baselines && arguments.motley.is_none());
+        assert_eq!(arguments.rest, Duration::from_secs(60));
         assert_eq!(arguments.json.as_deref(), Some(Path::new("out.json")));
         let error = |text| parse(text).err().expect("wrong").to_string();
         assert!(error("--fast").starts_with("`--fast` is not an option of the study"));

@@ -177,6 +177,7 @@ mod tests {
             ttft_ms: 4000.0,
             ready_s: 11.6,
             dealt_anew: false,
+            told: Default::default(),
         }
     }
 

@@ -20,6 +20,8 @@ const CLUSTER_PORT: u16 = 18101;
 /// Sequences and context that every ring keeps.
 pub(super) const SLOTS: u32 = 8;
 pub(super) const CONTEXT_TOKENS: u32 = 1024;
+/// Room that prompts leave to answers where every slot is filled: the chat's own tokens, too.
+const FULL_ANSWER_TOKENS: u32 = 64;
 /// Until the head answers at all, until all serve, and until all answers have come.
 const HEAD_LIMIT: Duration = Duration::from_secs(40);
 const READY_LIMIT: Duration = Duration::from_secs(120);
@@ -35,6 +37,8 @@ pub(super) struct Means<'a> {
     pub(super) motley: PathBuf,
     /// The model of the case.
     pub(super) model: PathBuf,
+    /// Whether all slots are filled in the end, for their memory.
+    pub(super) full: bool,
 }
 
 /// A ring's promises and what became of them.
@@ -54,6 +58,8 @@ pub(super) struct Measured {
     pub(super) ready_s: f64,
     /// The layers were dealt out anew while it ran, because devices were not as fast as promised.
     pub(super) dealt_anew: bool,
+    /// All that the head told before and after, for whoever looks for a wrong prediction.
+    pub(super) told: (Value, Value),
 }
 
 /// A device of it.
@@ -94,8 +100,15 @@ pub(super) fn measure(
     let (before, ring) = ring.with_context(|| lab.last_words())?;
     let ready_s = began.elapsed().as_secs_f64();
     let log = lab.log_of(0);
-    let (figures, peaks) = ring.load(&lab, means, case).with_context(|| lab.last_words())?;
+    let load = case.load;
+    let asked = [1, load.prompt_tokens, load.answer_tokens, load.rounds];
+    let (figures, mut peaks) = ring.load(&lab, means, asked).with_context(|| lab.last_words())?;
     let after = ring.settled(&mut lab)?;
+    if means.full {
+        let asked = [SLOTS, CONTEXT_TOKENS - FULL_ANSWER_TOKENS, FULL_ANSWER_TOKENS, 1];
+        let filled = ring.load(&lab, means, asked).with_context(|| lab.last_words())?;
+        peaks.iter_mut().zip(filled.1).for_each(|(peak, filled)| peak.see(filled));
+    }
     let devices = case.description.devices.iter().zip(peaks);
     let nodes = devices
         .enumerate()
@@ -116,6 +129,7 @@ pub(super) fn measure(
         ttft_ms: figures.1,
         ready_s,
         dealt_anew: before["epoch"] != after["epoch"],
+        told: (before, after),
     })
 }
 
@@ -237,14 +251,19 @@ impl Ring {
         })
     }
 
-    /// Asks, and watches memory meanwhile: times per token and to the first one in milliseconds,
-    /// and what each device took at most.
-    fn load(&self, lab: &Lab, means: &Means<'_>, case: &Case) -> Result<((f64, f64), Vec<Peak>)> {
-        let load = case.load;
+    /// Asks as so many users for answers to prompts of so many tokens, of so many tokens, so often,
+    /// and watches memory meanwhile: times per token and to the first one in milliseconds, and what
+    /// each device took at most.
+    fn load(
+        &self,
+        lab: &Lab,
+        means: &Means<'_>,
+        [users, prompt, answer, rounds]: [u32; 4],
+    ) -> Result<((f64, f64), Vec<Peak>)> {
         let mut words = vec![means.motley.display().to_string(), "load".to_owned()];
-        words.extend([format!("http://{GATEWAY}"), "--json".to_owned(), "-u1".to_owned()]);
-        words.extend([format!("-p{}", load.prompt_tokens), format!("-n{}", load.answer_tokens)]);
-        words.extend(["--rounds".to_owned(), load.rounds.to_string()]);
+        words.extend([format!("http://{GATEWAY}"), "--json".to_owned(), format!("-u{users}")]);
+        words.extend([format!("-p{prompt}"), format!("-n{answer}")]);
+        words.extend(["--rounds".to_owned(), rounds.to_string()]);
         let (printed, peaks) = thread::scope(|scope| {
             let asking = scope.spawn(|| lab.ask(0, &words, LOAD_LIMIT));
             let mut peaks = vec![Peak::default(); self.programs.len()];
