@@ -18,6 +18,7 @@ mod loss;
 mod placement;
 mod refusals;
 mod rig;
+#[cfg(target_os = "linux")]
 mod secrecy;
 mod tokens;
 mod weights;

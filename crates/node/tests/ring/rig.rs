@@ -138,7 +138,12 @@ impl Rig {
 
     /// Where devices join.
     pub(crate) fn cluster_address(&self) -> String {
-        format!("127.0.0.1:{}", self.ports[1])
+        format!("127.0.0.1:{}", self.cluster_port())
+    }
+
+    /// The port of that.
+    pub(crate) fn cluster_port(&self) -> u16 {
+        self.ports[1]
     }
 
     /// A text with the address where devices join, the name of this folder, and the beginnings of

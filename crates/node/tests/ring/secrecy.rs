@@ -1,58 +1,81 @@
 //! What travels between devices tells nothing to whoever listens.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
-use crate::common::printed;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike as _};
+
 use crate::http::answer;
-use crate::rig::{Rig, model};
+use crate::rig::{Rig, free_port, model};
 
-/// A way to a device on which everything is written down. Its threads end with the connections.
-struct Tap {
-    address: SocketAddr,
+/// Packets that the system keeps until they are read: all weights at once, and more.
+const KEPT_BYTES: usize = 128 << 20;
+
+/// Writes down everything that goes to or comes from some ports.
+struct Eavesdropper {
     heard: Arc<Mutex<Vec<u8>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl Tap {
-    fn before(device: &str) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let (device, all) = (device.to_owned(), Arc::clone(&heard));
-        thread::spawn(move || {
-            for caller in listener.incoming() {
-                let (Ok(caller), Ok(device)) = (caller, TcpStream::connect(&device)) else {
-                    return;
-                };
-                let ends = [(&caller, &device), (&device, &caller)];
-                for (from, to) in ends {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let all = Arc::clone(&all);
-                    thread::spawn(move || pass_on(from, to, &all));
+impl Eavesdropper {
+    /// Nothing where this user may not listen to others' packets.
+    #[expect(clippy::print_stderr, reason = "says why nothing is tested")]
+    fn start(ports: [u16; 2]) -> Option<Self> {
+        let socket =
+            packets().inspect_err(|error| eprintln!("skipped: no packets: {error}")).ok()?;
+        let (heard, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (all, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut packet = vec![0; 1 << 17];
+            while !stopped.load(Ordering::Relaxed) {
+                match recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty()) {
+                    Ok(bytes) => {
+                        if let Some(payload) = payload(&packet[..bytes], ports) {
+                            all.lock().unwrap().extend(payload);
+                        }
+                    }
+                    Err(Errno::EAGAIN | Errno::EINTR) => {}
+                    Err(error) => panic!("cannot listen any more: {error}"),
                 }
             }
         });
-        Self { address, heard }
+        Some(Self { heard, stop, thread: Some(thread) })
     }
 
-    fn heard(&self) -> Vec<u8> {
-        self.heard.lock().unwrap().clone()
+    fn heard(mut self) -> Vec<u8> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("ended once").join().unwrap();
+        std::mem::take(&mut self.heard.lock().unwrap())
     }
 }
 
-fn pass_on(mut from: TcpStream, mut to: TcpStream, heard: &Mutex<Vec<u8>>) {
-    let mut bytes = vec![0; 1 << 16];
-    while let Ok(count @ 1..) = from.read(&mut bytes) {
-        heard.lock().unwrap().extend(&bytes[..count]);
-        if to.write_all(&bytes[..count]).is_err() {
-            break;
-        }
-    }
-    let _ = to.shutdown(Shutdown::Write);
+/// All packets of this machine, without what is before the network's header.
+fn packets() -> io::Result<OwnedFd> {
+    let (family, all) = (AddressFamily::Packet, SockProtocol::EthAll);
+    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, all)?;
+    setsockopt(&socket, sockopt::RcvBufForce, &KEPT_BYTES)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(100))?;
+    Ok(socket)
+}
+
+/// What a TCP segment over IPv4 carries, if it goes to or comes from one of the ports.
+fn payload(packet: &[u8], ports: [u16; 2]) -> Option<&[u8]> {
+    const TCP: u8 = 6;
+    let is_tcp = packet.first()? >> 4 == 4 && *packet.get(9)? == TCP;
+    let segment = packet.get(usize::from(packet[0] & 0xf) * 4..).filter(|_| is_tcp)?;
+    let port = |at: usize| Some(u16::from_be_bytes(segment.get(at..at + 2)?.try_into().ok()?));
+    let wanted = ports.contains(&port(0)?) || ports.contains(&port(2)?);
+    segment.get(usize::from(segment.get(12)? >> 4) * 4..).filter(|_| wanted)
 }
 
 fn contains(heard: &[u8], secret: &[u8]) -> bool {
@@ -78,16 +101,15 @@ fn keys(folder: &Path) -> Vec<Vec<u8>> {
 fn prompts_weights_and_keys_are_not_to_be_seen_on_the_way() {
     let Some(model) = model() else { return };
     let mut rig = Rig::head(&model, &["--nodes", "1", "--split", "27,3"]);
-    let tap = Tap::before(&rig.cluster_address());
-    let (at, state) = (tap.address.to_string(), rig.state_of_head());
-    let words = ["token", "new", "--address", &at, "--state", state.to_str().unwrap()];
-    let token = printed(&words).trim().to_owned();
-    rig.join_by(&token, &[]);
+    let (head, member) = (rig.cluster_port(), free_port());
+    let Some(eavesdropper) = Eavesdropper::start([head, member]) else { return };
+    let token = rig.new_token(&[]);
+    rig.join_by(&token, &["--port", &member.to_string()]);
     rig.ready();
     let prompt = "A walrus told nobody that the treasure lies below the third lighthouse.";
     let told = answer(&rig.url(), prompt, 16);
     rig.members[0].wait_for("fetched ");
-    let heard = tap.heard();
+    let heard = eavesdropper.heard();
     // The layers came this way, over TLS, whose records begin so.
     assert!(heard.len() > 8_000_000, "{}", heard.len());
     assert!(contains(&heard, &heard[heard.len() / 2..][..32]), "what is there is found");
