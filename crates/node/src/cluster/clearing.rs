@@ -8,13 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use motley_cluster::ResidencyRun;
-use motley_engine::interleaved_bytes_max;
-use motley_model::ModelDirectory;
 use motley_ring::{DeploymentMember, MemberIndex, NodeId};
 
 use super::deal::Ring;
 use super::head::Control;
-use super::place::{Allowance, Copies, Placement};
+use super::place::{Allowance, Placement};
 use super::room;
 use crate::terminal;
 
@@ -128,22 +126,9 @@ impl Control {
             // Its GPU's memory is not looked at, so that it counts as full.
             return budget_bytes;
         };
-        let copies = &self.placing.copies;
-        let layers = windows.iter().flat_map(|(first, end)| *first..*end);
-        let copied = layers.filter_map(|layer| copies.layer_bytes.get(layer as usize));
-        let copies_bytes = copied.sum::<u64>() + if head { copies.head_bytes } else { 0 };
+        let copies_bytes = self.placing.copies.bytes(windows, head);
         let bytes = fixed_bytes + layers_bytes;
         // Weights are laid out twice where there is room for it.
         if bytes + copies_bytes <= budget_bytes { bytes + copies_bytes } else { bytes }
-    }
-}
-
-/// What weights take in a second layout, by layer; this device speaks for all.
-pub(super) fn copies(directory: &ModelDirectory) -> Copies {
-    let layers = 0..directory.layers.len();
-    let of = |layer: usize| interleaved_bytes_max(directory, &(layer..layer + 1).into(), false);
-    Copies {
-        layer_bytes: layers.map(of).collect(),
-        head_bytes: interleaved_bytes_max(directory, &(0..0).into(), true),
     }
 }

@@ -12,11 +12,11 @@ use motley_ring::{
     Survey,
 };
 
-use super::clearing::{self, Clearing, Next};
+use super::clearing::{Clearing, Next};
 use super::head::{Control, Event, SETTLE};
 use super::place::{
-    Allowance, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question, Surveyed,
-    place,
+    Allowance, Copies, Corrections, Load, Move, NoPlacement, PlacedMember, Placement, Question,
+    Surveyed, place,
 };
 use super::split::{self, Split};
 use crate::driver::AnswerError;
@@ -181,7 +181,7 @@ impl Control {
 
     /// Begins to measure what plans are made of, if plans are wanted.
     pub(super) fn begin_placing(&mut self, now: Duration) {
-        self.placing.copies = Arc::new(clearing::copies(self.plan.model.directory()));
+        self.placing.copies = Arc::new(Copies::of_model(self.plan.model.directory()));
         if self.plan.split != Split::Auto {
             return;
         }

@@ -8,6 +8,8 @@ use motley_cluster::{
     KvType, LinkPair, LinkSpec, ModelProfile, ReplicaSpec, Workload, WorkloadSpec,
     compute_buffer_bytes,
 };
+use motley_engine::interleaved_bytes_max;
+use motley_model::ModelDirectory;
 use motley_planner::{Objective, PlanOptions, Problem};
 use motley_ring::NodeId;
 
@@ -61,6 +63,25 @@ pub(crate) struct Allowance {
 pub(crate) struct Copies {
     pub(crate) layer_bytes: Vec<u64>,
     pub(crate) head_bytes: u64,
+}
+
+impl Copies {
+    /// Those of a model, as this device would make them; it speaks for all.
+    pub(crate) fn of_model(directory: &ModelDirectory) -> Self {
+        let layers = 0..directory.layers.len();
+        let of = |layer: usize| interleaved_bytes_max(directory, &(layer..layer + 1).into(), false);
+        Self {
+            layer_bytes: layers.map(of).collect(),
+            head_bytes: interleaved_bytes_max(directory, &(0..0).into(), true),
+        }
+    }
+
+    /// Bytes for these layers, given as first and last plus one, and for the head if it is there.
+    pub(crate) fn bytes(&self, layers: &[(u32, u32)], head: bool) -> u64 {
+        let layers = layers.iter().flat_map(|(first, end)| *first..*end);
+        let layers = layers.filter_map(|layer| self.layer_bytes.get(layer as usize));
+        layers.sum::<u64>() + if head { self.head_bytes } else { 0 }
+    }
 }
 
 /// What the planner is asked.
@@ -230,9 +251,7 @@ impl Question {
             let layers: Vec<(u32, u32)> =
                 residency.iter().map(|run| (run.layers.start(), run.layers.end())).collect();
             let head = *index == 0;
-            let copied = layers.iter().flat_map(|(first, end)| *first..*end);
-            let copied = copied.filter_map(|layer| self.copies.layer_bytes.get(layer as usize));
-            let copies = copied.sum::<u64>() + if head { self.copies.head_bytes } else { 0 };
+            let copies = self.copies.bytes(&layers, head);
             let sizes = &allowance.sizes;
             let needed = sizes.fixed_bytes(head) + room::layer_bytes(sizes, &layers, residency);
             (head || !layers.is_empty()) && needed.saturating_add(copies) > candidate.budget_bytes
