@@ -192,7 +192,7 @@ impl Control {
         }
         let kept = self.plan.profile.kept_corrections(&self.plan.model_name);
         self.placing.remember(Corrections::from_kept(&kept));
-        self.placing.ask(self.own, now);
+        self.placing.ask(self.own, BTreeSet::new(), now);
         let (source, path) = (self.plan.profile.clone(), self.plan.model.path().to_owned());
         let events = self.events.clone();
         let measuring = move || {
@@ -231,7 +231,7 @@ impl Control {
         let Some(own) = self.peer(self.own) else { return };
         let peers = List::new(vec![own]).unwrap_or_default();
         let others = self.coordinator.members().keys().copied();
-        let others = others.filter(|other| *other != node).collect();
+        let others: BTreeSet<NodeId> = others.filter(|other| *other != node).collect();
         let engine = &self.plan.engine;
         let survey = Survey {
             model: self.model_reference(),
@@ -239,9 +239,9 @@ impl Control {
             context_tokens: count(engine.context_tokens),
             batch_rows_max: count(engine.batch_rows_max),
             kv_type: stage::kv_type(engine.cache),
-            others: List::new(others).unwrap_or_default(),
+            others: List::new(others.iter().copied().collect()).unwrap_or_default(),
         };
-        self.placing.ask(node, now);
+        self.placing.ask(node, others, now);
         self.send(node, ControlMessage::MeasureLinks(MeasureLinks { peers }));
         self.send(node, ControlMessage::Survey(Box::new(survey)));
     }
@@ -251,7 +251,7 @@ impl Control {
         Some(Peer { node, addresses: member.addresses.clone() })
     }
 
-    /// A node has told of itself. Those that were there before measure the ways to it.
+    /// A node has told of itself. Those that were there when it was asked measure the ways to it.
     pub(super) fn surveyed(&mut self, node: NodeId, profile: &ProfileJson, now: Duration) {
         if let Err(refused) = self.placing.judge(node, profile) {
             terminal::note(&format!("{} gets no layers: {refused}\n", self.name_of(node)));
@@ -259,8 +259,8 @@ impl Control {
         let Some(peer) = self.peer(node) else { return };
         let peers = List::new(vec![peer]).unwrap_or_default();
         let others: Vec<NodeId> = self.sessions.keys().copied().collect();
-        for other in others.into_iter().filter(|other| *other != node) {
-            if !self.placing.knows_way(other, node) {
+        for other in others {
+            if self.placing.admits(node, other) && !self.placing.knows_way(other, node) {
                 self.placing.await_way(other, node, now);
                 let links = MeasureLinks { peers: peers.clone() };
                 self.send(other, ControlMessage::MeasureLinks(links));

@@ -34,6 +34,8 @@ enum Survey {
 #[derive(Debug, Default)]
 pub(super) struct Placing {
     surveys: BTreeMap<NodeId, Survey>,
+    /// Whose connections a device takes: those that it was told of when it was asked.
+    admitted: BTreeMap<NodeId, BTreeSet<NodeId>>,
     links: KnownLinks,
     /// Ways that are being measured, and until when they are waited for.
     ways_awaited: BTreeMap<(NodeId, NodeId), Duration>,
@@ -58,9 +60,16 @@ pub(super) struct Placing {
 }
 
 impl Placing {
-    /// A device was asked to measure itself.
-    pub(super) fn ask(&mut self, node: NodeId, now: Duration) {
+    /// A device was asked to measure itself, and told of the others that are there.
+    pub(super) fn ask(&mut self, node: NodeId, others: BTreeSet<NodeId>, now: Duration) {
         self.surveys.insert(node, Survey::Asked { until: now + SURVEY_TIMEOUT });
+        self.admitted.insert(node, others);
+    }
+
+    /// Whether a device that has answered takes connections of another. Of two devices the later
+    /// one was told of the earlier one, and so the earlier one measures the way between them.
+    pub(super) fn admits(&self, node: NodeId, caller: NodeId) -> bool {
+        self.admitted.get(&node).is_some_and(|callers| callers.contains(&caller))
     }
 
     /// A device has measured itself.
@@ -130,6 +139,7 @@ impl Placing {
     /// Forgets a device that has gone, but not how far its predictions were wrong.
     pub(super) fn forget(&mut self, node: NodeId) {
         self.surveys.remove(&node);
+        self.admitted.remove(&node);
         self.links.forget(node);
         self.ways_awaited.retain(|(from, to), _| *from != node && *to != node);
     }
@@ -295,7 +305,7 @@ mod tests {
         let there = BTreeSet::from([own, other]);
         let mut placing = Placing::default();
         let at = Duration::from_secs;
-        placing.ask(other, at(1));
+        placing.ask(other, BTreeSet::from([own]), at(1));
         assert!(placing.is_measuring(&there, own, at(2)));
         let why = |placing: &Placing, now| placing.why_left_out(other, own, now).unwrap();
         assert_eq!(why(&placing, at(2)), "it is being measured");
@@ -305,8 +315,23 @@ mod tests {
         assert_eq!(why(&placing, at(121)), "it was not measured within 120 s");
         // A device that comes back is asked again.
         placing.forget(other);
-        placing.ask(other, at(122));
+        placing.ask(other, BTreeSet::from([own]), at(122));
         assert!(placing.is_measuring(&there, own, at(123)));
+    }
+
+    #[test]
+    fn of_two_devices_the_later_one_is_called() {
+        let (first, second) = (NodeId([1; 32]), NodeId([2; 32]));
+        let mut placing = Placing::default();
+        placing.ask(first, BTreeSet::new(), Duration::ZERO);
+        placing.ask(second, BTreeSet::from([first]), Duration::ZERO);
+        assert!(placing.admits(second, first));
+        assert!(!placing.admits(first, second), "it does not know of the second one");
+        // Whoever comes back is the later one.
+        placing.forget(first);
+        assert!(!placing.admits(first, second));
+        placing.ask(first, BTreeSet::from([second]), Duration::ZERO);
+        assert!(placing.admits(first, second));
     }
 
     #[test]
