@@ -55,7 +55,8 @@ pub struct EngineOptions {
 /// How weight matrices are laid out in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LayoutChoice {
-    /// Measured per element type when the model is loaded.
+    /// Measured per element type when the model is first loaded, unless it was
+    /// [told](Model::know_layouts) what an earlier measurement gave.
     #[default]
     Measured,
     /// As in the file: no copy but that of the residency.
@@ -695,9 +696,7 @@ pub(crate) fn layouts(
     placement: &Placement,
 ) -> Result<Layouts, TensorError> {
     match choice {
-        LayoutChoice::Measured if placement.fixed().is_some() => {
-            Layouts::measure(backend, model.files(), model.directory())
-        }
+        LayoutChoice::Measured if placement.fixed().is_some() => Layouts::measure(backend, model),
         _ => Ok(Layouts::plain()),
     }
 }

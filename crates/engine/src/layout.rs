@@ -1,10 +1,10 @@
 //! Which layout of a weight matrix multiplies faster here: as stored, or interleaved.
 //!
 //! ggml's interleaved layouts win or lose by factors depending on type, processor and number of
-//! rows, so that the choice is measured on the model's own matrices when it is loaded.
+//! rows, so that the choice is measured on the model's own matrices when it is first loaded.
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use motley_ggml::{
@@ -14,6 +14,7 @@ use motley_ggml::{
 use motley_model::{ModelDirectory, TensorInfo};
 
 use crate::layer_set::LayerSet;
+use crate::model::Model;
 use crate::weights::{bytes_of, element};
 
 /// How a matrix is kept.
@@ -39,6 +40,45 @@ impl Layout {
             Self::Packed => true,
             Self::PackedWithin { least, most } => (least..=most).contains(&rows),
         }
+    }
+}
+
+/// The faster layout for the matrices of a type, as it was measured on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredLayout {
+    /// The type, as ggml names it.
+    pub element: String,
+    /// Compute threads that it was measured with.
+    pub threads: usize,
+    /// The layout.
+    pub layout: Layout,
+}
+
+/// What was measured for the types of a model; every engine that is loaded from it goes by that.
+#[derive(Debug, Default)]
+pub(crate) struct KnownLayouts(Mutex<Vec<MeasuredLayout>>);
+
+impl KnownLayouts {
+    /// All that is known.
+    pub(crate) fn all(&self) -> Vec<MeasuredLayout> {
+        self.lock().clone()
+    }
+
+    /// Takes what was measured; what was known before of the same type and threads is kept.
+    pub(crate) fn learn(&self, measured: MeasuredLayout) {
+        if self.find(&measured.element, measured.threads).is_none() {
+            self.lock().push(measured);
+        }
+    }
+
+    fn find(&self, element: &str, threads: usize) -> Option<Layout> {
+        let known = self.lock();
+        let found = known.iter().find(|it| it.element == element && it.threads == threads);
+        found.map(|measured| measured.layout)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<MeasuredLayout>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -69,12 +109,11 @@ impl Layouts {
         Self::default()
     }
 
-    /// Measures each element type that the processor has an interleaved layout for.
-    pub(crate) fn measure(
-        backend: &mut Backend,
-        files: &[Arc<MappedFile>],
-        directory: &ModelDirectory,
-    ) -> Result<Self, TensorError> {
+    /// Measures each element type that the processor has an interleaved layout for, unless it was
+    /// measured before.
+    pub(crate) fn measure(backend: &mut Backend, model: &Model) -> Result<Self, TensorError> {
+        let (directory, known) = (model.directory(), model.known_layouts());
+        let threads = backend.threads().expect("the processor has threads");
         let mut layouts = Self::default();
         let candidates = backend.device().weight_layouts();
         let matrices = directory.layers.iter().flat_map(|layer| layer.matrices());
@@ -88,13 +127,16 @@ impl Layouts {
             let Some(memory) = candidates.iter().find(|memory| holds(memory, tensor)) else {
                 continue;
             };
-            let alike = || matrices.iter().filter(|other| is_alike(other, tensor)).copied();
-            let type_bytes: u64 = alike().map(|tensor| tensor.bytes).sum();
-            let streamed = usize::try_from(type_bytes / STREAM_PART).unwrap_or(usize::MAX);
-            let streamed = streamed.clamp(SAMPLE_BYTES, STREAM_BYTES_MAX);
-            let sample = |bytes| Sample::new(files, alike(), bytes);
-            let samples = [(1, sample(streamed)), (ROWS.len() - 1, sample(SAMPLE_BYTES))];
-            let layout = compare(&samples, backend, *memory)?;
+            let layout = match known.find(element.name(), threads) {
+                Some(layout) => layout,
+                None => {
+                    let alike: Vec<_> =
+                        matrices.iter().copied().filter(|other| is_alike(other, tensor)).collect();
+                    compare(&samples(model.files(), &alike), backend, *memory)?
+                }
+            };
+            let element_name = element.name().to_owned();
+            known.learn(MeasuredLayout { element: element_name, threads, layout });
             layouts.by_type.push((element, layout));
             layouts.memory = Some(*memory);
         }
@@ -164,6 +206,16 @@ struct Sample {
     spec: TensorSpec,
 }
 
+/// What the layouts of matrices that are alike are compared with: a sample for the first of [`ROWS`],
+/// and one for the others.
+fn samples(files: &[Arc<MappedFile>], alike: &[&TensorInfo]) -> [(usize, Sample); 2] {
+    let type_bytes: u64 = alike.iter().map(|tensor| tensor.bytes).sum();
+    let streamed = usize::try_from(type_bytes / STREAM_PART).unwrap_or(usize::MAX);
+    let streamed = streamed.clamp(SAMPLE_BYTES, STREAM_BYTES_MAX);
+    let sample = |bytes| Sample::new(files, alike, bytes);
+    [(1, sample(streamed)), (ROWS.len() - 1, sample(SAMPLE_BYTES))]
+}
+
 /// Measures both layouts: for each of [`ROWS`] with the sample that is given for so many of them.
 fn compare(
     samples: &[(usize, Sample)],
@@ -206,11 +258,7 @@ fn layout(wins: &[bool]) -> Layout {
 
 impl Sample {
     /// About so many bytes of rows, from as many of `tensors`, which are alike, as it takes.
-    fn new<'t>(
-        files: &[Arc<MappedFile>],
-        tensors: impl Iterator<Item = &'t TensorInfo>,
-        most: usize,
-    ) -> Self {
+    fn new(files: &[Arc<MappedFile>], tensors: &[&TensorInfo], most: usize) -> Self {
         let mut sample = Vec::new();
         let (mut kind, mut rows_total) = (None, 0);
         for tensor in tensors {

@@ -36,7 +36,7 @@ pub use engine::{
     Engine, EngineOptions, Entering, LayoutChoice, LoadError, Step, StepError, Wanted,
 };
 pub use layer_set::LayerSet;
-pub use layout::{Layout, interleaved_bytes_max};
+pub use layout::{Layout, MeasuredLayout, interleaved_bytes_max};
 pub use maker::{
     ExpertShape, FileType, Llama3Stretch, MadeModel, MakeError, ModelRecipe, ModelShape,
     SlidingWindowShape, UnknownFileType, UnknownPreset, make_model, make_model_file, preset,

@@ -9,6 +9,8 @@ use motley_model::{
     DirectoryError, Gguf, GgufError, ModelDirectory, split_paths, write_metadata_only,
 };
 
+use crate::layout::{KnownLayouts, MeasuredLayout};
+
 /// Why a model could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -72,6 +74,7 @@ pub struct Model {
     path: PathBuf,
     files: Vec<Arc<MappedFile>>,
     directory: ModelDirectory,
+    layouts: KnownLayouts,
 }
 
 impl Model {
@@ -100,7 +103,7 @@ impl Model {
             let source = io::Error::other("the file has become shorter while it was read");
             return Err(OpenError::File { path: path.clone(), source });
         }
-        Ok(Self { path: path.to_owned(), files, directory })
+        Ok(Self::of_parts(path.to_owned(), files, directory))
     }
 
     /// A model put together from parts that agree with each other.
@@ -109,7 +112,7 @@ impl Model {
         files: Vec<Arc<MappedFile>>,
         directory: ModelDirectory,
     ) -> Self {
-        Self { path, files, directory }
+        Self { path, files, directory, layouts: KnownLayouts::default() }
     }
 
     /// Where the model was opened.
@@ -126,6 +129,17 @@ impl Model {
     /// read: grows as long as a load goes on.
     pub fn loaded_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.loaded_bytes()).sum()
+    }
+
+    /// Which layouts of weights are faster on this machine, as far as engines of this model have
+    /// measured it or [were told](Self::know_layouts).
+    pub fn layouts(&self) -> Vec<MeasuredLayout> {
+        self.layouts.all()
+    }
+
+    /// Takes what was measured earlier on this machine, which then need not be measured again.
+    pub fn know_layouts(&self, measured: impl IntoIterator<Item = MeasuredLayout>) {
+        measured.into_iter().for_each(|layout| self.layouts.learn(layout));
     }
 
     /// Loads the vocabulary. llama.cpp gets the checked metadata only, never the file.
@@ -150,6 +164,10 @@ impl Model {
     /// Bytes of all files.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes().len() as u64).sum()
+    }
+
+    pub(crate) fn known_layouts(&self) -> &KnownLayouts {
+        &self.layouts
     }
 
     pub(crate) fn files(&self) -> &[Arc<MappedFile>] {

@@ -158,7 +158,8 @@ impl Weights {
             }
             None => Some(loader.place(files, directory, &wanted, parts)?),
         };
-        loader.pack(files, &wanted, layouts)?;
+        let mapped = parts.placement.fixed() == Some(Residency::Mapped);
+        loader.pack(files, &wanted, layouts, mapped)?;
         for gpu in parts.sites.gpus() {
             let wanted = wanted_tensors(directory, parts, Site::Gpu(gpu));
             loader.upload(files, &wanted, parts.sites, gpu)?;
@@ -461,33 +462,43 @@ impl Loader {
         self.weights.push((tensor.name.clone(), weight));
     }
 
-    /// Makes the interleaved copies that `layouts` asks for.
+    /// Makes the interleaved copies that `layouts` asks for, from the map or by reading. What is
+    /// mapped and nobody reads as in the file leaves memory.
     fn pack(
         &mut self,
         files: &[Arc<MappedFile>],
         wanted: &[Wanted<'_>],
         layouts: &Layouts,
+        mapped: bool,
     ) -> Result<(), TensorError> {
         let Some(memory) = layouts.packed_memory() else { return Ok(()) };
-        let chosen: Vec<&TensorInfo> = wanted
-            .iter()
-            .filter(|wanted| wanted.layout(layouts) != Layout::Plain)
-            .map(|wanted| wanted.tensor)
-            .collect();
-        let specs: Vec<TensorSpec> = chosen.iter().map(|tensor| spec(tensor)).collect();
+        let chosen: Vec<&Wanted<'_>> =
+            wanted.iter().filter(|wanted| wanted.layout(layouts) != Layout::Plain).collect();
+        let specs: Vec<TensorSpec> = chosen.iter().map(|wanted| spec(wanted.tensor)).collect();
         let set = TensorSet::allocate(memory, &specs)?;
-        let mut bytes = Vec::new();
-        for (id, tensor) in set.ids().zip(&chosen) {
-            bytes.resize(set.tensor_bytes(id), 0);
+        let mut buffer = Vec::new();
+        for (id, wanted) in set.ids().zip(&chosen) {
+            let tensor = wanted.tensor;
             let file = &files[tensor.file_index];
-            file.read_at(tensor.offset, &mut bytes).map_err(|error| TensorError::Unreadable {
-                name: tensor.name.clone(),
-                message: error.to_string(),
-            })?;
-            set.write(id, 0, &bytes)?;
+            if mapped {
+                set.write(id, 0, bytes_of(file, tensor))?;
+            } else {
+                buffer.resize(set.tensor_bytes(id), 0);
+                file.read_at(tensor.offset, &mut buffer).map_err(|error| {
+                    let (name, message) = (tensor.name.clone(), error.to_string());
+                    TensorError::Unreadable { name, message }
+                })?;
+                set.write(id, 0, &buffer)?;
+            }
+            let layout = wanted.layout(layouts);
+            if mapped && layout == Layout::Packed && !wanted.otherwise && is_aligned(tensor) {
+                let bytes = bytes_of(file, tensor);
+                file.let_go(usize::try_from(tensor.offset).expect("mapped"), bytes.len());
+                self.mapped_bytes -= tensor.bytes;
+            }
             let weight = self.find_mut(&tensor.name);
             weight.packed = Some(Stored { set: Rc::clone(&set), id });
-            weight.layout = layouts.of(tensor);
+            weight.layout = layout;
         }
         self.allocated_bytes += set.allocated_bytes() as u64;
         Ok(())

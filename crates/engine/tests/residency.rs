@@ -4,8 +4,8 @@ mod common;
 
 use common::{BATCH_ROWS, CONTEXT_TOKENS, Cut, Fixture, THREADS, ours_greedy};
 use motley_engine::{
-    CacheElement, Engine, EngineOptions, Entering, FileType, LayoutChoice, Residency, Row, Step,
-    StepError, Wanted, small_model,
+    CacheElement, Engine, EngineOptions, Entering, FileType, Layout, LayoutChoice, MeasuredLayout,
+    Residency, Row, Step, StepError, Wanted, small_model,
 };
 
 fn engine(fixture: &Fixture, layout: LayoutChoice, residency: Residency) -> Engine {
@@ -53,21 +53,54 @@ fn weights_in_memory_give_the_logits_of_mapped_ones() {
     }
 }
 
-/// Measured layouts may keep matrices interleaved only; nothing may miss the copy in file order.
+/// Layouts that were measured before are taken as they are; of those that keep matrices interleaved
+/// only, nothing may miss the copy in file order.
 #[test]
-fn weights_in_memory_work_with_measured_layouts() {
+fn weights_are_kept_in_the_layouts_that_the_model_was_told() {
     for file_type in [FileType::Q4_0, FileType::Q8_0, FileType::Q4_K_M] {
-        for tied in [true, false] {
+        for (tied, residency) in [(true, Residency::Ram), (false, Residency::Mapped)] {
             let mut recipe = small_model("llama", file_type);
             recipe.shape.vocabulary_size = Some(2048);
             recipe.shape.tied_embeddings = tied;
-            let Some((_folder, fixture)) = Fixture::made(&recipe) else { return };
-            let mut engine = engine(&fixture, LayoutChoice::Measured, Residency::Ram);
-            let answer = ours_greedy(&mut engine, &Cut::whole(fixture.layers()), &[5, 6, 7, 8], 8);
-            assert_eq!(answer.tokens.len(), 8);
-            assert!(answer.logits.iter().flatten().all(|logit| logit.is_finite()));
+            let within = Layout::PackedWithin { least: 2, most: usize::MAX };
+            for layout in [Layout::Plain, Layout::Packed, within] {
+                let Some((_folder, fixture)) = Fixture::made(&recipe) else { return };
+                let types = ["q4_0", "q8_0", "q4_K", "q6_K"].map(str::to_owned);
+                fixture.model.know_layouts(types.map(|element| MeasuredLayout {
+                    element,
+                    threads: THREADS.threads,
+                    layout,
+                }));
+                let mut engine = engine(&fixture, LayoutChoice::Measured, residency);
+                assert!(engine.layouts().all(|(_, chosen)| chosen == layout));
+                if residency == Residency::Mapped && engine.layouts().count() > 0 {
+                    // What is only read interleaved is not kept twice.
+                    let mapped = engine.memory().weights_mapped_bytes;
+                    let is_whole = mapped == tensor_bytes(&fixture);
+                    assert_eq!(is_whole, layout != Layout::Packed, "{mapped}");
+                }
+                let whole = Cut::whole(fixture.layers());
+                let answer = ours_greedy(&mut engine, &whole, &[5, 6, 7, 8], 8);
+                assert_eq!(answer.tokens.len(), 8);
+                assert!(answer.logits.iter().flatten().all(|logit| logit.is_finite()));
+            }
         }
     }
+}
+
+/// What one engine has measured, the next one of the same model need not.
+#[test]
+fn layouts_are_measured_once_per_model() {
+    let mut recipe = small_model("llama", FileType::Q4_0);
+    recipe.shape.vocabulary_size = Some(2048);
+    let Some((_folder, fixture)) = Fixture::made(&recipe) else { return };
+    let first = engine(&fixture, LayoutChoice::Measured, Residency::Ram);
+    let measured = fixture.model.layouts();
+    assert_eq!(measured.len(), first.layouts().count());
+    assert!(measured.iter().all(|it| it.threads == THREADS.threads));
+    let second = engine(&fixture, LayoutChoice::Measured, Residency::Ram);
+    assert!(second.layouts().eq(first.layouts()));
+    assert_eq!(fixture.model.layouts(), measured);
 }
 
 /// A truncated map raised a signal that ended the process; now the step says what happened, and

@@ -140,6 +140,22 @@ impl MappedFile {
             self.count_loaded(part);
         }
     }
+
+    /// Lets go of the pages between `offset` and `length` bytes further on, which are read again if
+    /// somebody looks at them. Without effect where the system cannot do it.
+    ///
+    /// # Panics
+    /// When the range reaches beyond the file.
+    pub fn let_go(&self, offset: usize, length: usize) {
+        assert!(offset + length <= self.map.len(), "a range beyond the end of the file");
+        #[cfg(target_os = "linux")]
+        // SAFETY: the pages are those of a file that is only read, so that whoever reads them
+        // later finds the same bytes; zeros that stand for a truncated part were noted before.
+        unsafe {
+            let _ =
+                self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, length);
+        }
+    }
 }
 
 impl fmt::Debug for MappedFile {

@@ -125,7 +125,7 @@ fn compare(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
         repetitions: arguments.repetitions,
     };
     let (options, workloads) = engine_options(model, arguments, threads)?;
-    let mut ours = Ours::load(model, &options)?;
+    let mut ours = Ours::new(motley_engine::Engine::load(model, &options)?);
     let mut report = Report::new(model, threads.threads, &ours, plan);
     let reference = match arguments.against {
         Some(Opponent::LlamaCpp) => {

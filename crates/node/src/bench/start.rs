@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::subject::{Ours, Subject, Theirs};
 use super::{Engine, own_program};
 use crate::memory;
+use crate::profile::load_engine;
 
 /// Fresh processes per engine.
 const REPETITIONS: usize = 5;
@@ -64,7 +65,7 @@ pub(super) fn first_token(
             // A prompt needs the vocabulary; it loads beside the engine, as in `motley run`.
             let mut ours = std::thread::scope(|scope| -> anyhow::Result<_> {
                 let loading = scope.spawn(|| model.vocabulary());
-                let ours = Ours::load(model, &options(model, threads))?;
+                let ours = Ours::new(load_engine(model, &options(model, threads))?);
                 loading.join().map_err(|_| anyhow::anyhow!("loading the vocabulary failed"))??;
                 Ok(ours)
             })?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use motley_engine::{Engine, EngineOptions, Entering, Model, Row, Step, Wanted};
+use motley_engine::{Engine, Entering, Row, Step, Wanted};
 use motley_ggml::{ReferenceContext, ReferenceRow, Token};
 
 /// Something that can be measured.
@@ -35,9 +35,8 @@ pub(super) struct Ours {
 const DISK_TIME: Duration = Duration::from_millis(500);
 
 impl Ours {
-    pub(super) fn load(model: &Model, options: &EngineOptions) -> anyhow::Result<Self> {
-        let engine = Engine::load(model, options)?;
-        Ok(Self {
+    pub(super) fn new(engine: Engine) -> Self {
+        Self {
             engine,
             rows: Vec::new(),
             tokens: Vec::new(),
@@ -45,7 +44,7 @@ impl Ours {
             logits: Vec::new(),
             disk_rates: Vec::new(),
             without_reading: false,
-        })
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use motley_engine::{
-    Engine, EngineMemory, EngineOptions, GpuMemory, LoadError, Model, Sampler, SamplingParameters,
+    EngineMemory, EngineOptions, GpuMemory, LoadError, Model, Sampler, SamplingParameters,
 };
 use motley_ggml::Token;
 use motley_ring::{
@@ -44,6 +44,7 @@ use seat::Seat;
 
 use crate::gpus;
 use crate::memory::{EngineShare, PressureWatch};
+use crate::profile::load_engine;
 use crate::stage::{Arrival, Links, Yielder, YieldingEngine};
 
 /// Messages that wait for the engine thread at most: requests are limited before, frames by the
@@ -340,7 +341,7 @@ impl Driver {
         let share = self.engine_share();
         let work = move || {
             let Deployment { model, options, assignment, links } = deployment;
-            let engine = match Engine::load(&model, &options) {
+            let engine = match load_engine(&model, &options) {
                 Ok(engine) => engine,
                 Err(error) => return loaded(Err(error)),
             };

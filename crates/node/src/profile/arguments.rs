@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use motley_cluster::{Cluster, ClusterSpec, FormatVersion, LinkSpec, to_json};
 use motley_engine::{MeasureError, Model};
 
-use super::{Effort, Measured, Options, ProfileError, Progress, device, model_tables, report};
+use super::{
+    Effort, Measured, Options, ProfileError, Progress, device, layouts, model_tables, report,
+};
 use crate::failure::{Failure, Kind};
 use crate::{loading, plan, store, terminal};
 
@@ -62,6 +64,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<(), Failure> {
             shown = text;
         }
     };
+    if let (true, Some((_, model))) = (options.refresh, &model) {
+        // The next start measures it with the model's real weights.
+        layouts::forget(&options, model);
+    }
     let mut measured = device(&options, &mut show).map_err(failed)?;
     if let Some((name, model)) = &model {
         let tables = model_tables(&options, name, model.directory(), &mut show).map_err(failed)?;

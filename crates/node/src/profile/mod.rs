@@ -4,6 +4,7 @@
 //! [`device`] gives what depends on the hardware alone, [`model_tables`] the times of a model's
 //! layers and head from its directory; no weights need to be here. Both keep their results in the
 //! cache folder until hardware, build or model change. Memory is asked anew each time.
+//! [`load_engine`] likewise keeps which layouts of weights are faster.
 
 mod arguments;
 mod cache;
@@ -12,6 +13,7 @@ mod disk;
 mod facts;
 mod gpus;
 mod hardware;
+mod layouts;
 mod report;
 mod tables;
 
@@ -28,6 +30,7 @@ use crate::{loading, store};
 pub(crate) use arguments::{Arguments, execute};
 pub(crate) use corrections::{keep_corrections, kept_corrections};
 pub(crate) use hardware::device;
+pub(crate) use layouts::load_engine;
 pub(crate) use tables::{model_tables, plain_model, plain_tables};
 
 /// How and where to measure.

@@ -366,7 +366,7 @@ fn points(
 }
 
 /// A digest of everything in a directory that decides how long its layers take, and of no weight.
-fn shape_digest(directory: &ModelDirectory) -> String {
+pub(super) fn shape_digest(directory: &ModelDirectory) -> String {
     let mut text = format!("{:?}", directory.hyper);
     for tensor in directory.tensors() {
         text.push_str(&format!("{} {:?} {}\n", tensor.name, tensor.shape, tensor.tensor_type));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use motley_engine::{Engine, EngineMemory, EngineOptions, LoadError, Model};
+use motley_engine::{EngineMemory, EngineOptions, LoadError, Model};
 use motley_ring::limits::MICRO_BATCHES_MAX;
 use motley_ring::{
     Accepted, Activity, Assignment, Computed, Member, MemberIndex, MicroBatchId, Work,
@@ -17,6 +17,7 @@ use super::edges::next_arrival;
 use super::links::{Arrival, Links};
 use super::yielding::{Yielder, YieldingEngine};
 use crate::memory::EngineShare;
+use crate::profile::load_engine;
 
 /// What a member's engine is to be.
 pub(crate) struct MemberPlan {
@@ -68,7 +69,7 @@ impl MemberStage {
         let (own_links, own_meter) = (Arc::clone(&links), Arc::clone(&meter));
         let stopped = Arc::clone(&stop);
         let work = move || {
-            let engine = match Engine::load(&plan.model, &plan.options) {
+            let engine = match load_engine(&plan.model, &plan.options) {
                 Ok(engine) => engine,
                 Err(error) => return (reports.loaded)(Err(error)),
             };
