@@ -38,6 +38,14 @@ pub(super) struct Ring {
 }
 
 impl Control {
+    /// Nodes that may have layers.
+    fn there(&self) -> BTreeSet<NodeId> {
+        let members = self.coordinator.members().keys().copied();
+        members
+            .filter(|node| !self.shunned.contains_key(node) && !self.roster.is_drained(node))
+            .collect()
+    }
+
     /// Gives layers to the nodes that are there, if those are others than before.
     pub(super) fn deal(&mut self, now: Duration) {
         if matches!(self.clearing, Clearing::Ending(_)) {
@@ -45,13 +53,7 @@ impl Control {
             self.placing.stale = true;
             return;
         }
-        let there: BTreeSet<NodeId> = self
-            .coordinator
-            .members()
-            .keys()
-            .copied()
-            .filter(|node| !self.shunned.contains_key(node) && !self.roster.is_drained(node))
-            .collect();
+        let there = self.there();
         self.complete_once |= there.len() > self.plan.nodes_awaited;
         if !self.complete_once {
             let missing = self.plan.nodes_awaited + 1 - there.len();
@@ -301,6 +303,11 @@ impl Control {
         }
         if self.placing.look(now) {
             self.replan_at.get_or_insert(now);
+        }
+        let there = self.there();
+        for (from, to) in self.placing.ways_to_retry(&there, self.own, now) {
+            let peers = List::new(self.peer(to).into_iter().collect()).unwrap_or_default();
+            self.send(from, ControlMessage::MeasureLinks(MeasureLinks { peers }));
         }
         if now >= self.kept_at + KEEP_INTERVAL {
             self.kept_at = now;

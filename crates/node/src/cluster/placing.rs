@@ -13,6 +13,9 @@ use super::place::{Candidate, Copies, Corrections, InForce, KnownLinks, Placemen
 /// How long a plan waits for a way between two members.
 const WAY_PATIENCE: Duration = Duration::from_secs(2 * PROBE_TIMEOUT.as_secs());
 
+/// Between two attempts at ways that could not be measured: a network may have been away.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Between two looks whether predictions were so wrong that another plan may be better.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -43,6 +46,7 @@ pub(super) struct Placing {
     /// What was learnt since corrections were kept last.
     learnt: bool,
     looked: Duration,
+    retried: Duration,
     /// The model as the planner sees it; nothing if it cannot be planned for.
     pub(super) model: Option<Arc<ModelProfile>>,
     /// What its weights take in a second layout.
@@ -121,9 +125,30 @@ impl Placing {
         to: NodeId,
         quality: Option<LinkQuality>,
     ) -> Result<(), String> {
-        self.ways_awaited.remove(&(from, to));
-        self.stale = true;
-        self.links.learn(from, to, quality).map_err(|refused| refused.to_string())
+        let was_awaited = self.ways_awaited.remove(&(from, to)).is_some();
+        let before = self.links.clone();
+        let learnt = self.links.learn(from, to, quality);
+        self.stale |= was_awaited || self.links != before;
+        learnt.map_err(|refused| refused.to_string())
+    }
+
+    /// Ways that could not be measured, each from the device that can call the other, when it is
+    /// time to try again.
+    pub(super) fn ways_to_retry(
+        &mut self,
+        there: &BTreeSet<NodeId>,
+        own: NodeId,
+        now: Duration,
+    ) -> Vec<(NodeId, NodeId)> {
+        if now < self.retried + RETRY_INTERVAL {
+            return Vec::new();
+        }
+        self.retried = now;
+        let is_there = |(from, to): &(NodeId, NodeId)| there.contains(from) && there.contains(to);
+        // Ways to the head are measured by its members.
+        let calls =
+            |(from, to): &(NodeId, NodeId)| *from != own && (*to == own || self.admits(*to, *from));
+        self.links.missing().filter(is_there).filter(calls).collect()
     }
 
     /// The way from one device to another.
@@ -332,6 +357,37 @@ mod tests {
         assert!(!placing.admits(first, second));
         placing.ask(first, BTreeSet::from([second]), Duration::ZERO);
         assert!(placing.admits(first, second));
+    }
+
+    #[test]
+    fn a_way_that_could_not_be_measured_is_tried_again() {
+        let [own, first, second] = [0, 1, 2].map(|byte| NodeId([byte; 32]));
+        let there = BTreeSet::from([own, first, second]);
+        let mut placing = Placing::default();
+        let at = Duration::from_secs;
+        placing.ask(first, BTreeSet::from([own]), at(0));
+        placing.ask(second, BTreeSet::from([own, first]), at(0));
+        placing.await_way(first, second, at(0));
+        for (from, to) in [(first, second), (second, own)] {
+            placing.learn_way(from, to, None).unwrap();
+        }
+        assert!(std::mem::take(&mut placing.stale), "nobody need be waited for any more");
+        assert_eq!(placing.ways_to_retry(&there, own, at(59)), []);
+        assert_eq!(placing.ways_to_retry(&there, own, at(60)), [(first, second), (second, own)]);
+        assert_eq!(placing.ways_to_retry(&there, own, at(61)), []);
+        placing.learn_way(first, second, None).unwrap();
+        assert!(!placing.stale, "it is as it was");
+        let quality = LinkQuality {
+            round_trip_ns: 1_000_000,
+            out_bytes_per_s: 1_000_000,
+            in_bytes_per_s: 1_000_000,
+        };
+        placing.learn_way(first, second, Some(quality)).unwrap();
+        assert!(placing.stale && placing.knows_way(second, first));
+        assert_eq!(placing.ways_to_retry(&there, own, at(120)), [(second, own)]);
+        // A device that has gone is not asked.
+        let alone = BTreeSet::from([own, first]);
+        assert_eq!(placing.ways_to_retry(&alone, own, at(180)), []);
     }
 
     #[test]

@@ -69,6 +69,11 @@ impl KnownLinks {
         self.0.contains_key(&(from, to))
     }
 
+    /// Ways that somebody has tried to measure in vain.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
+        self.0.iter().filter(|(_, link)| link.is_none()).map(|(way, _)| *way)
+    }
+
     /// Forgets a device that has gone: it may come back elsewhere.
     pub(crate) fn forget(&mut self, node: NodeId) {
         self.0.retain(|(from, to), _| *from != node && *to != node);
