@@ -9,7 +9,7 @@ use crate::document::Document;
 use crate::field::{FieldError, FieldProblem, check_at_most, check_name, check_range};
 use crate::limits::{
     BANDWIDTH_MAX, BANDWIDTH_MIN, BATCH_TOKENS_MAX, COMPUTE_MAX, COMPUTE_MIN, CONTEXT_TOKENS_MAX,
-    GPUS_MAX, MEMORY_BYTES_MAX, POWER_WATTS_MAX, STEP_SECONDS_MAX,
+    GPUS_MAX, MEMORY_BYTES_MAX, POWER_WATTS_MAX, QUOTA_PERIOD_SECONDS_MIN, STEP_SECONDS_MAX,
 };
 use crate::quant::WeightType;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts};
@@ -237,6 +237,25 @@ pub struct GpuSpec {
     pub processor: ProcessorSpec,
 }
 
+/// How much of each period the system lets a device's compute threads run, all of them at once, where
+/// it limits them (Linux's quota of processor time over the number of threads that use it up).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CpuQuota {
+    /// Time of a period in which they run.
+    pub run_s: Seconds,
+    /// Length of a period.
+    pub period_s: Seconds,
+}
+
+impl CpuQuota {
+    /// Part of the time in which the threads run that never rest.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.run_s.value() / self.period_s.value()
+    }
+}
+
 /// Power draw. GPU figures are on top of the rest of the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -266,6 +285,10 @@ pub struct DeviceSpec {
     pub cores: u32,
     /// Worker threads used for computing.
     pub threads: u32,
+    /// What the system lets them use of the processors, where that is less than all the time. Times
+    /// and rates of the profile are those of threads that never rest, and so contain it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_quota: Option<CpuQuota>,
     /// Fixed time of one pass over the device's window (sync, wake-up).
     #[serde(default)]
     pub step_overhead_s: Seconds,
@@ -301,6 +324,9 @@ impl DeviceProfile {
         check_range("cores", f64::from(spec.cores), (1.0, 4096.0))?;
         check_range("threads", f64::from(spec.threads), (1.0, 8192.0))?;
         check_range("step_overhead_s", spec.step_overhead_s.value(), (0.0, STEP_SECONDS_MAX))?;
+        if let Some(quota) = &spec.cpu_quota {
+            check_quota(quota).map_err(|e| e.within("cpu_quota"))?;
+        }
         check_memory(&spec.memory).map_err(|e| e.within("memory"))?;
         check_disk(&spec.disk).map_err(|e| e.within("disk"))?;
         spec.cpu.check().map_err(|e| e.within("cpu"))?;
@@ -381,6 +407,12 @@ impl From<DeviceProfile> for DeviceSpec {
 
 fn one() -> f64 {
     1.0
+}
+
+fn check_quota(quota: &CpuQuota) -> Result<(), FieldError> {
+    let period = quota.period_s.value();
+    check_range("period_s", period, (QUOTA_PERIOD_SECONDS_MIN, STEP_SECONDS_MAX))?;
+    check_range("run_s", quota.run_s.value(), (period * 1e-4, period))
 }
 
 fn check_memory(memory: &MemorySpec) -> Result<(), FieldError> {

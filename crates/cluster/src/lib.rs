@@ -28,8 +28,8 @@ pub use catalogue::{
 };
 pub use cluster::{Cluster, ClusterSpec};
 pub use device::{
-    AttentionClass, Combination, DeviceProfile, DeviceSpec, DiskSpec, GpuKind, GpuSpec, HeadTable,
-    LayerTable, MeasuredPoint, MemorySpec, Os, Phase, PowerSpec, ProcessorSpec,
+    AttentionClass, Combination, CpuQuota, DeviceProfile, DeviceSpec, DiskSpec, GpuKind, GpuSpec,
+    HeadTable, LayerTable, MeasuredPoint, MemorySpec, Os, Phase, PowerSpec, ProcessorSpec,
 };
 pub use document::{
     Document, FormatVersion, ReadError, WriteError, from_json, from_toml, to_json, to_toml,

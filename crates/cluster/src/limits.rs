@@ -7,6 +7,8 @@ pub(crate) const COMPUTE_MIN: f64 = 1e6;
 pub(crate) const COMPUTE_MAX: f64 = 1e18;
 /// One layer, one hop or one table entry never takes longer than this.
 pub(crate) const STEP_SECONDS_MAX: f64 = 3600.0;
+/// Linux takes no shorter period of a quota than a millisecond.
+pub(crate) const QUOTA_PERIOD_SECONDS_MIN: f64 = 1e-4;
 pub(crate) const RTT_SECONDS_MAX: f64 = 60.0;
 pub(crate) const POWER_WATTS_MAX: f64 = 100_000.0;
 pub(crate) const DEVICES_MAX: usize = 4096;

@@ -117,6 +117,8 @@ pub(crate) struct Ready {
     pub(crate) vocabulary: Vocabulary,
     pub(crate) driver: Arc<Driver>,
     pub(crate) facts: EngineFacts,
+    /// How the engine was loaded.
+    pub(crate) options: EngineOptions,
 }
 
 /// How long compute threads spin between two graphs, in percent of what ggml allows.
@@ -142,7 +144,7 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
     if let Some(watch) = wish.serves.then(|| memory::watch(wish.weights)).flatten() {
         driver.yield_to(Arc::new(watch));
     }
-    let deployment = Deployment::alone(Arc::clone(&model), options)?;
+    let deployment = Deployment::alone(Arc::clone(&model), options.clone())?;
     let (send, loaded) = sync_channel(1);
     let report = move |facts| drop(send.send(facts));
     let standby = driver.load(deployment, report, Box::new(|_| ()))?;
@@ -158,7 +160,7 @@ pub(crate) fn load(path: &Path, wish: &EngineWish) -> Result<Ready, Failure> {
             "{kept} of the weights stay in memory; the rest is read from disk for each token\n"
         ));
     }
-    Ok(Ready { model, vocabulary, driver: Arc::new(driver), facts })
+    Ok(Ready { model, vocabulary, driver: Arc::new(driver), facts, options })
 }
 
 /// Name and size of a model's file.

@@ -16,6 +16,8 @@ mod yielding;
 #[cfg(test)]
 pub(crate) use pressure::ShortMemory;
 pub(crate) use pressure::SystemPressure;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) use system::group_folders;
 pub(crate) use system::{available_bytes, peak_resident_bytes, spec};
 pub(crate) use watch::{EngineShare, PressureWatch, reserve_bytes};
 pub(crate) use yielding::Holding;
@@ -52,6 +54,10 @@ pub(crate) const CONTEXT_STEP: u64 = 256;
 /// What any program takes beside weights, cache and computation: code, buffers, metadata.
 const PROGRAM_BYTES: u64 = 45_000_000;
 
+/// What of that is in use for certain, by what nodes of rings had resident beside everything that is
+/// counted; the rest is for what nobody counts.
+const PROGRAM_USED_BYTES: u64 = 32_000_000;
+
 /// What each token of the vocabulary takes where text is read and written, ...
 const TEXT_TOKEN_BYTES: u64 = 220;
 
@@ -75,7 +81,13 @@ impl Duty {
         if serves { Self::Forms } else { Self::Text }
     }
 
-    /// Memory of the program itself.
+    /// What of [`Self::program_bytes`] is in use as long as no form is asked for.
+    pub(crate) fn program_used_bytes(self, directory: &ModelDirectory) -> u64 {
+        let token_bytes = if self == Self::Layers { 0 } else { TEXT_TOKEN_BYTES };
+        PROGRAM_USED_BYTES + token_bytes * directory.hyper.vocabulary_size as u64
+    }
+
+    /// Memory of the program itself, at most.
     pub(crate) fn program_bytes(self, directory: &ModelDirectory) -> u64 {
         let token_bytes = match self {
             Self::Layers => 0,

@@ -3,8 +3,11 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Stdio;
 
-use common::{SMOLLM2, printed, real_model};
+use common::{SMOLLM2, motley, printed, real_model};
 use expect_test::expect;
 use serde_json::Value as Json;
 
@@ -29,6 +32,8 @@ fn paths(value: &Json, path: &str, found: &mut BTreeSet<String>) {
 fn check_fields(device: &Json) {
     let mut found = BTreeSet::new();
     paths(device, "", &mut found);
+    // Only where the test may not use all of its processors.
+    found.retain(|path| !path.starts_with(".cpu_quota"));
     expect![[r#"
         .cores
         .cpu.combination
@@ -73,7 +78,7 @@ fn check_fields(device: &Json) {
 fn a_profile_is_a_cluster_of_one_device_that_plans_read_and_is_kept() {
     let Some(model) = real_model(SMOLLM2) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let cache = folder.path().join("kept");
+    let cache = folder.path().join("motley").join("profile");
     let models = folder.path().join("models");
     let arguments = [
         "profile",
@@ -116,4 +121,32 @@ fn a_profile_is_a_cluster_of_one_device_that_plans_read_and_is_kept() {
         assert!(table.contains(heading), "{heading} is missing: {table}");
     }
     assert!(table.ends_with("kept from an earlier run, memory apart; --refresh measures anew\n"));
+
+    // Whoever serves the model is told what the figures promise; without any, where they come from.
+    let promise = promise_of_serving(&model, &models, folder.path());
+    assert!(promise.contains(" ms per token, "), "{promise}");
+    let unknown = promise_of_serving(&model, &models, &models);
+    let expected = expect![
+        "no speed is predicted: this device was not measured with this model (motley profile -m MODEL does)"
+    ];
+    expected.assert_eq(&unknown);
+}
+
+/// The line about speed of a server with the measurements below `cache`.
+fn promise_of_serving(model: &str, models: &Path, cache: &Path) -> String {
+    let mut server = motley()
+        .args(["serve", model, "--port", "0", "--parallel", "1", "-c", "256", "--layout", "plain"])
+        .arg("--models")
+        .arg(models)
+        .env("XDG_CACHE_HOME", cache)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let lines = BufReader::new(server.stderr.take().expect("a pipe")).lines();
+    let found = lines
+        .map(|line| line.expect("text"))
+        .find(|line| line.starts_with("predicted: ") || line.starts_with("no speed is predicted"));
+    server.kill().expect("it runs until it is stopped");
+    server.wait().expect("it ends");
+    found.expect("a word about speed")
 }

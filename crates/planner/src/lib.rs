@@ -22,7 +22,7 @@ mod waiting;
 pub use cost::{
     CostModel, DiskModel, Fit, GpuShare, MemoryBudget, MemoryDemand, Pass, RingDevice, RingLoad,
     RingTime, Site, StageShape, Stream, StreamDemand, cyclic_lru_time, excess_time, lru_loads,
-    pass_energy, ring_time, stage_demand, stage_fit, windowed_lru_time,
+    pass_energy, rested_time, ring_time, stage_demand, stage_fit, windowed_lru_time,
 };
 pub use dispatch::plan;
 pub use explain::{

@@ -43,6 +43,7 @@ impl CatalogueDevice {
             unified_memory: self.memory.unified,
             cores,
             threads: cores,
+            cpu_quota: None,
             step_overhead_s: Seconds::ZERO,
             memory: self.memory_spec(),
             disk: DiskSpec {

@@ -110,7 +110,7 @@ impl Control {
     }
 
     /// As [`Self::taken_bytes`], of one node.
-    fn taken_by(
+    pub(super) fn taken_by(
         &self,
         node: NodeId,
         windows: &[(u32, u32)],

@@ -12,6 +12,7 @@ use motley_ring::{
     Survey,
 };
 
+use super::alone::promised;
 use super::clearing::{Clearing, Next};
 use super::head::{Control, Event, SETTLE};
 use super::place::{
@@ -466,11 +467,7 @@ impl Control {
     /// What is told when a plan is deployed.
     pub(super) fn placed_words(&self, now: Duration) -> String {
         let Some(placed) = &self.placing.placed else { return String::new() };
-        let mut text = format!(
-            "predicted: {:.1} ms per token, {:.0} ms to the first one\n",
-            placed.token_s * 1e3,
-            placed.first_token_s * 1e3
-        );
+        let mut text = promised(placed.token_s, placed.first_token_s);
         for reason in &placed.reasons {
             text += &format!("  {reason}\n");
         }

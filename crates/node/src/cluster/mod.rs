@@ -5,8 +5,10 @@
 //! joined, `door` who knocks, `dial` whom we call, `edges` to whom activations go, `shelf` model
 //! files given to others, `fetcher` what is taken from others, `loading` how far a load is,
 //! `clearing` how one plan gives way to the next. `survey` and `probing` measure devices and ways,
-//! `placing` collects that at the head, and `place` decides where layers go.
+//! `placing` collects that at the head, and `place` decides where layers go, or `alone` what they do
+//! where no other device takes part.
 
+mod alone;
 mod clearing;
 mod deal;
 mod dial;
@@ -37,6 +39,7 @@ use std::net::{IpAddr, SocketAddr};
 use motley_ring::limits::{ADDRESSES_MAX, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};
 use motley_ring::{Address, Addresses, Epoch, Hello, Name, NodeId, ProfileJson};
 
+pub(crate) use alone::{ServedAlone, promise_alone};
 pub(crate) use head::{ClusterHead, HeadPlan};
 pub(crate) use member::{Member, MemberOptions, SessionEnd};
 pub(crate) use place::{Allowance, Goal};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use motley_cluster::{ModelProfile, ResidencyRun};
+use motley_cluster::{ModelProfile, Residency, ResidencyRun};
 use motley_ring::limits::{PROBE_TIMEOUT, SURVEY_TIMEOUT};
 use motley_ring::{LinkQuality, NodeId, ProfileJson};
 
@@ -262,8 +262,12 @@ impl Placing {
         member.map_or(&[], |member| &member.residency)
     }
 
-    /// Takes what a member has needed for a token.
+    /// Takes what a member has needed for a token. One that streams weights has waited for its disk
+    /// in that time, which says nothing of its processor.
     pub(super) fn learn_time(&mut self, node: NodeId, measured_s: f64) {
+        if self.residency(node).iter().any(|run| run.weights == Residency::Stream) {
+            return;
+        }
         let believed = |survey: &Survey| matches!(survey, Survey::Known(it) if it.measured);
         if let Some((predicted_s, _, used)) = self.predicted(node)
             && self.surveys.get(&node).is_some_and(believed)

@@ -22,6 +22,9 @@ pub(crate) struct Sizes {
     work_bytes: u64,
     /// ... and with them.
     head_work_bytes: u64,
+    /// What of either is kept for forms that nobody has asked for yet, and for the uncounted.
+    spare_bytes: u64,
+    head_spare_bytes: u64,
 }
 
 impl Sizes {
@@ -51,6 +54,8 @@ impl Sizes {
             ends_bytes: embedding_bytes + model.head_bytes,
             work_bytes: member.compute_bytes + member.program_bytes,
             head_work_bytes: head.compute_bytes + head.program_bytes,
+            spare_bytes: member.program_bytes - Duty::Layers.program_used_bytes(directory),
+            head_spare_bytes: head.program_bytes - Duty::Forms.program_used_bytes(directory),
         })
     }
 
@@ -64,7 +69,14 @@ impl Sizes {
             ends_bytes,
             work_bytes,
             head_work_bytes: work_bytes,
+            spare_bytes: 0,
+            head_spare_bytes: 0,
         }
+    }
+
+    /// What is kept free of what a device's program may take.
+    pub(crate) fn spare_bytes(&self, head: bool) -> u64 {
+        if head { self.head_spare_bytes } else { self.spare_bytes }
     }
 
     /// Intermediate values and the program itself.
@@ -240,6 +252,8 @@ mod tests {
             ends_bytes: 5,
             work_bytes: 7,
             head_work_bytes: 9,
+            spare_bytes: 0,
+            head_spare_bytes: 0,
         };
         let run = |first, count, weights| ResidencyRun {
             layers: LayerRange::with_len(first, count),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use motley_cluster::DeviceProfile;
 use motley_engine::Model;
+use motley_model::ModelDirectory;
 use motley_ring::{
     ControlMessage, LinkMeasured, Peer, ProfileJson, Survey, SurveyFailed,
     Surveyed as SurveyedMessage, Text,
@@ -62,6 +63,28 @@ impl ProfileSource {
         if let Self::Measured(options) = self {
             profile::keep_corrections(options, model_name, factors);
         }
+    }
+
+    /// The profile with tables of a model as far as it is known without measuring; nothing where the
+    /// device was not measured with the model yet.
+    pub(super) fn known(&self, model_name: &str, directory: &ModelDirectory) -> Option<Surveyed> {
+        let options = match self {
+            Self::Written(device) => {
+                return Some(Surveyed { measured: false, device: DeviceProfile::clone(device) });
+            }
+            Self::Measured(options) => {
+                profile::Options { effort: Effort::Quick, ..profile::Options::clone(options) }
+            }
+        };
+        let tables = profile::kept_tables(&options, model_name, directory);
+        if tables.is_empty() {
+            return None;
+        }
+        let mut device = profile::kept_device(&options)?;
+        for tables in tables {
+            device = tables.merged_into(&device).ok()?;
+        }
+        Some(Surveyed { measured: true, device })
     }
 
     /// The profile with tables of a model, of which only the metadata need be at the place that

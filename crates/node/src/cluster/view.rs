@@ -9,7 +9,6 @@ use motley_ring::{Activity, NodeId};
 use super::clearing::Clearing;
 use super::head::Control;
 use super::place::Way;
-use super::room;
 use super::split::Split;
 use crate::driver::Driver;
 use crate::identity;
@@ -163,8 +162,8 @@ impl Control {
         }
         let predicted = self.placing.predicted(node).filter(|_| self.serving.is_some());
         let member = &self.coordinator.members()[&node];
-        let sizes = &self.allowance().sizes;
-        let used = room::layer_bytes(sizes, &layers, self.placing.residency(node));
+        let works = own || !layers.is_empty();
+        let used = works.then(|| self.used_by(node, &layers)).unwrap_or_default();
         let left_out = layers.is_empty() && !own && self.plan.split == Split::Auto;
         NodeState {
             name: member.name.to_string(),
@@ -173,8 +172,7 @@ impl Control {
             head: own,
             state,
             memory_budget_bytes: member.memory_budget_bytes,
-            memory_used_bytes: used
-                + if layers.is_empty() && !own { 0 } else { sizes.fixed_bytes(own) },
+            memory_used_bytes: used,
             layers,
             round_trip: member.round_trip.filter(|_| !own),
             busy_ratio,
@@ -185,6 +183,16 @@ impl Control {
             correction: self.placing.correction(node),
             why: left_out.then(|| self.placing.why_left_out(node, self.own, now)).flatten(),
         }
+    }
+}
+
+impl Control {
+    /// Memory that a node has in use with these layers and all sequences' keys and values: buffers of
+    /// streams, second layouts and the program are in it, what is kept for forms is not.
+    fn used_by(&self, node: NodeId, layers: &[(u32, u32)]) -> u64 {
+        let allowance = self.allowance();
+        let taken = self.taken_by(node, layers, self.placing.residency(node), allowance);
+        taken.saturating_sub(allowance.sizes.spare_bytes(node == self.own))
     }
 }
 

@@ -22,9 +22,10 @@ pub(super) struct Client {
 /// How one answer came.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// From the request to the first text.
+    /// From the request to the first token, or to the first text where the server does not count
+    /// tokens as they come.
     pub(super) first_token: Duration,
-    /// From the first text to the last.
+    /// From then to the last token, or text.
     pub(super) decode: Duration,
     /// Tokens that the server counts.
     pub(super) tokens: u64,
@@ -71,7 +72,8 @@ impl Client {
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": answer_tokens,
             "temperature": 0, "ignore_eos": true, "stream": true,
-            "stream_options": { "include_usage": true },
+            // Some tokens have no text; a model with made-up weights has many such.
+            "stream_options": { "include_usage": true, "continuous_usage_stats": true },
         });
         let mut request = self.agent.post(&self.url).header("content-type", "application/json");
         if let Some(key) = &self.key {
@@ -115,6 +117,7 @@ fn first_model(agent: &ureq::Agent, url: &str, key: Option<&str>) -> anyhow::Res
 /// Reads a stream of events to its end.
 fn listen(reader: impl std::io::BufRead, asked: Instant) -> anyhow::Result<Answer> {
     let (mut first, mut last, mut tokens) = (None, asked, None);
+    let mut counted = 0;
     for line in reader.lines() {
         let line = line?;
         let Some(event) = line.strip_prefix("data: ") else { continue };
@@ -127,11 +130,17 @@ fn listen(reader: impl std::io::BufRead, asked: Instant) -> anyhow::Result<Answe
         if let Some(error) = event.get("error") {
             bail!("{error}");
         }
-        if event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
+        let choice = &event["choices"][0];
+        let count = event["usage"]["completion_tokens"].as_u64();
+        let is_token = match count.filter(|_| !choice.is_null()) {
+            Some(count) => count > std::mem::replace(&mut counted, count),
+            None => choice["text"].as_str().is_some_and(|text| !text.is_empty()),
+        };
+        if is_token {
             last = Instant::now();
             first.get_or_insert(last);
         }
-        tokens = event["usage"]["completion_tokens"].as_u64().or(tokens);
+        tokens = count.or(tokens);
     }
     bail!("the stream ended without its end mark")
 }
@@ -143,6 +152,26 @@ mod tests {
     fn told(stream: &str) -> Result<u64, String> {
         let answer = listen(stream.as_bytes(), Instant::now());
         answer.map(|answer| answer.tokens).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn tokens_without_text_count_where_the_server_counts_them() {
+        let event = |text: &str, tokens: u64| {
+            let choice = json!({ "text": text, "finish_reason": null });
+            let usage = json!({ "completion_tokens": tokens });
+            format!("data: {}\n\n", json!({ "choices": [choice], "usage": usage }))
+        };
+        let end = format!(
+            "data: {}\n\ndata: [DONE]\n\n",
+            json!({ "choices": [], "usage": { "completion_tokens": 2 } })
+        );
+        // No event but the first two brings a token, and neither brings text.
+        let stream = [event("", 1), event("", 2), event("", 2), end].concat();
+        assert_eq!(told(&stream), Ok(2));
+        assert_eq!(
+            told(&[event("", 0), "data: [DONE]\n".to_owned()].concat()),
+            Err("no text came".to_owned())
+        );
     }
 
     #[test]

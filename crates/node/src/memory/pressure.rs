@@ -47,7 +47,7 @@ pub(crate) struct SystemPressure {
 impl SystemPressure {
     /// Finds the control groups around this process.
     pub(crate) fn new() -> Self {
-        Self { groups: super::system::group_folders(), stalled: None }
+        Self { groups: super::system::group_folders("memory"), stalled: None }
     }
 
     /// Part of the time since the last call in which some program waited for memory: on the whole

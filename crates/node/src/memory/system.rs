@@ -23,7 +23,7 @@ pub(crate) fn peak_resident_bytes() -> Option<u64> {
 /// control groups around this process leave, whichever is less.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn available_bytes() -> Option<u64> {
-    available_within(&group_folders())
+    available_within(&group_folders("memory"))
 }
 
 /// Memory that a new program in these control groups can use.
@@ -49,7 +49,7 @@ pub(crate) fn spec() -> Option<MemorySpec> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let machine =
         if cfg!(target_os = "android") { rules::android(&text)? } else { rules::linux(&text)? };
-    let groups = group_folders().into_iter().filter_map(|folder| read_group(&folder));
+    let groups = group_folders("memory").into_iter().filter_map(|folder| read_group(&folder));
     Some(groups.fold(machine, |left, group| rules::within(left, &group)))
 }
 
@@ -79,14 +79,15 @@ pub(crate) fn spec() -> Option<MemorySpec> {
     })
 }
 
-/// Folders of the control groups that limit this process, each with all above it.
+/// Folders of the control groups that limit this process by a controller such as `memory`, each with
+/// all above it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub(super) fn group_folders() -> Vec<PathBuf> {
+pub(crate) fn group_folders(controller: &str) -> Vec<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut folders = Vec::new();
-    for mount in mounts.lines().filter_map(Mount::parse) {
-        let group = groups.lines().find_map(|line| mount.group_of(line));
+    for mount in mounts.lines().filter_map(|line| Mount::parse(line, controller)) {
+        let group = groups.lines().find_map(|line| mount.group_of(line, controller));
         let Some(inside) = group else { continue };
         // In a container the group's path may lie outside what is mounted; the mount's own root
         // is the group then.
@@ -101,7 +102,7 @@ pub(super) fn group_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// A mounted hierarchy of control groups that may limit memory.
+/// A mounted hierarchy of control groups with some controller.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[derive(Debug, PartialEq, Eq)]
 struct Mount<'m> {
@@ -115,7 +116,7 @@ struct Mount<'m> {
 impl<'m> Mount<'m> {
     /// Reads a line of `/proc/self/mountinfo`: id, parent, device, root, point, options, optional
     /// fields, a dash, type, source, options of the file system.
-    fn parse(line: &'m str) -> Option<Self> {
+    fn parse(line: &'m str, controller: &str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ').skip(3);
         let (root, point) = (left.next()?, left.next()?);
@@ -123,20 +124,20 @@ impl<'m> Mount<'m> {
         let (kind, _, options) = (right.next()?, right.next()?, right.next()?);
         let unified = match kind {
             "cgroup2" => true,
-            "cgroup" if options.split(',').any(|option| option == "memory") => false,
+            "cgroup" if options.split(',').any(|option| option == controller) => false,
             _ => return None,
         };
         Some(Self { root, point: point.into(), unified })
     }
 
     /// The path of the process's group, if a line of `/proc/self/cgroup` is about this hierarchy.
-    fn group_of(&self, line: &'m str) -> Option<&'m str> {
+    fn group_of(&self, line: &'m str, controller: &str) -> Option<&'m str> {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         let ours = if self.unified {
             controllers.is_empty()
         } else {
-            controllers.split(',').any(|controller| controller == "memory")
+            controllers.split(',').any(|other| other == controller)
         };
         ours.then_some(path)
     }
@@ -209,14 +210,17 @@ mod tests {
             "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
         let memory = "35 30 0:31 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory";
         let processors = "36 30 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
-        let mount = Mount::parse(unified).unwrap();
+        let mount = Mount::parse(unified, "memory").unwrap();
         assert!(mount.unified);
-        assert_eq!(mount.group_of("0::/user.slice/a"), Some("/user.slice/a"));
-        assert_eq!(mount.group_of("5:memory:/docker/abc"), None);
-        let mount = Mount::parse(memory).unwrap();
+        assert_eq!(mount.group_of("0::/user.slice/a", "memory"), Some("/user.slice/a"));
+        assert_eq!(mount.group_of("5:memory:/docker/abc", "memory"), None);
+        let mount = Mount::parse(memory, "memory").unwrap();
         assert_eq!((mount.root, mount.unified), ("/docker/abc", false));
-        assert_eq!(mount.group_of("5:memory:/docker/abc"), Some("/docker/abc"));
-        assert_eq!(Mount::parse(processors), None);
+        assert_eq!(mount.group_of("5:memory:/docker/abc", "memory"), Some("/docker/abc"));
+        assert_eq!(Mount::parse(processors, "memory"), None);
+        let mount = Mount::parse(processors, "cpu").unwrap();
+        assert_eq!(mount.group_of("6:cpu,cpuacct:/docker/abc", "cpu"), Some("/docker/abc"));
+        assert_eq!(mount.group_of("5:memory:/docker/abc", "cpu"), None);
     }
 
     #[test]

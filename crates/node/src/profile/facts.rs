@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::quota::ProcessorTime;
 use crate::{loading, memory, version};
 
 /// Everything that rates depend on, as far as the system tells it.
@@ -25,6 +26,9 @@ pub(super) struct Facts {
     pub(super) gpus: Vec<String>,
     /// The volume of the folder of models.
     pub(super) store_volume: String,
+    /// What may be used of the processors, where that is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) processor_time: Option<ProcessorTime>,
 }
 
 impl Facts {
@@ -40,6 +44,7 @@ impl Facts {
             ram_total_bytes: memory::spec().map_or(0, |spec| spec.ram_total_bytes.count()),
             gpus: super::gpus::names(),
             store_volume: volume(store),
+            processor_time: ProcessorTime::of_this_process(),
         }
     }
 }

@@ -60,6 +60,19 @@ pub(crate) fn device(
             rates
         }
     };
+    let notes = rates.notes.clone();
+    Ok(Measured { device: as_it_is(options, facts, rates)?, notes, kept: is_kept })
+}
+
+/// What this device was measured to do the last time; nothing if it was not, or has changed since.
+pub(crate) fn kept_device(options: &Options) -> Option<DeviceProfile> {
+    let facts = Facts::gather(options.threads, &options.store);
+    let rates = cache::load(&path(options), &facts, options.effort)?;
+    as_it_is(options, facts, rates).ok()
+}
+
+/// The device with these rates and the memory that it has now.
+fn as_it_is(options: &Options, facts: Facts, rates: Rates) -> Result<DeviceProfile, ProfileError> {
     let spec = DeviceSpec {
         name: plain_name(&options.name),
         hardware: Some(plain_name(&format!("{}, {} cores", facts.processor, facts.cores))),
@@ -67,6 +80,7 @@ pub(crate) fn device(
         unified_memory: false,
         cores: facts.cores,
         threads: facts.threads,
+        cpu_quota: facts.processor_time.and_then(|time| time.for_threads(facts.threads)),
         step_overhead_s: rates.step_overhead_s,
         memory: memory::spec().ok_or(ProfileError::Memory)?,
         disk: rates.disk,
@@ -74,7 +88,7 @@ pub(crate) fn device(
         gpus: gpus::specs(&rates.gpus, options.gpu_memory_bytes),
         power: None,
     };
-    Ok(Measured { device: DeviceProfile::new(spec)?, notes: rates.notes, kept: is_kept })
+    Ok(DeviceProfile::new(spec)?)
 }
 
 fn path(options: &Options) -> PathBuf {

@@ -14,6 +14,7 @@ mod facts;
 mod gpus;
 mod hardware;
 mod layouts;
+mod quota;
 mod report;
 mod tables;
 
@@ -29,9 +30,9 @@ use crate::{loading, store};
 
 pub(crate) use arguments::{Arguments, execute};
 pub(crate) use corrections::{keep_corrections, kept_corrections};
-pub(crate) use hardware::device;
+pub(crate) use hardware::{device, kept_device};
 pub(crate) use layouts::load_engine;
-pub(crate) use tables::{model_tables, plain_model, plain_tables};
+pub(crate) use tables::{kept_tables, model_tables, plain_model, plain_tables};
 
 /// How and where to measure.
 #[derive(Clone, Debug)]

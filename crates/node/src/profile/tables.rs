@@ -1,5 +1,6 @@
 //! Times of a model's layers and head on this device.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use motley_cluster::{
@@ -137,16 +138,36 @@ pub(crate) fn plain_tables(
     kept_or_measured(options, Subject { model, directory, layout: LayoutChoice::Plain }, progress)
 }
 
+/// Tables of this model that were measured before, in both layouts as far as they were.
+pub(crate) fn kept_tables(
+    options: &Options,
+    model: &str,
+    directory: &ModelDirectory,
+) -> Vec<ModelTables> {
+    let plain = plain_model(model);
+    let layouts = [(model, LayoutChoice::Measured), (&*plain, LayoutChoice::Plain)];
+    let kept = |(model, layout)| {
+        let (path, key) = place(options, Subject { model, directory, layout });
+        cache::load(&path, &key, options.effort)
+    };
+    layouts.into_iter().filter_map(kept).collect()
+}
+
+/// Where tables are kept, and what they depend on.
+fn place(options: &Options, subject: Subject<'_>) -> (PathBuf, Key) {
+    let shape = shape_digest(subject.directory);
+    let plain = if subject.layout == LayoutChoice::Plain { "-plain" } else { "" };
+    let path = options.cache.join(format!("model-{}{plain}.json", &shape[..16]));
+    let facts = Facts::gather(options.threads, &options.store);
+    (path, Key { facts, shape, model: subject.model.to_owned() })
+}
+
 fn kept_or_measured(
     options: &Options,
     subject: Subject<'_>,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
-    let shape = shape_digest(subject.directory);
-    let plain = if subject.layout == LayoutChoice::Plain { "-plain" } else { "" };
-    let path = options.cache.join(format!("model-{}{plain}.json", &shape[..16]));
-    let facts = Facts::gather(options.threads, &options.store);
-    let key = Key { facts, shape, model: subject.model.to_owned() };
+    let (path, key) = place(options, subject);
     if !options.refresh
         && let Some(tables) = cache::load(&path, &key, options.effort)
     {

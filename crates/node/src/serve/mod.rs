@@ -25,13 +25,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use motley_engine::{EngineOptions, Model};
 use motley_gateway::{Exposure, GatewayConfig, MetricNames, SharedLog, UnixClock, router};
+use motley_planner::Objective;
 
 pub(crate) use arguments::Arguments;
 use backend::{EngineBackend, Parts, Place};
 use settings::{ClusterWish, Settings};
 
 use crate::blocks::{LocalModel, Manifest, ManifestCache};
-use crate::cluster::{Allowance, ClusterHead, Goal, HeadPlan, Holding, Shelf, Sizes};
+use crate::cluster::{
+    Allowance, ClusterHead, Goal, HeadPlan, Holding, ServedAlone, Shelf, Sizes, promise_alone,
+};
 use crate::driver::Driver;
 use crate::failure::Failure;
 use crate::fitting;
@@ -62,7 +65,7 @@ pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Fail
     // The port is taken before the model is loaded, so that one in use is told at once.
     let socket = runtime.block_on(http::bind(settings.address))?;
     let address = socket.local_addr()?;
-    let (backend, words) = match &settings.cluster {
+    let (backend, words, promise) = match &settings.cluster {
         None => alone(&settings)?,
         Some(wish) => together(&settings, wish)?,
     };
@@ -74,6 +77,10 @@ pub(crate) fn execute(arguments: Arguments, started: Instant) -> Result<(), Fail
         "serving {name} on http://{address}/v1 after {}: {words}\n",
         terminal::duration(started.elapsed()),
     ));
+    // Nobody waits for it, and it serves without that, too.
+    if let Some(promise) = promise {
+        let _ = std::thread::Builder::new().name("plan".to_owned()).spawn(promise);
+    }
     let served = runtime.block_on(http::serve(socket, router, &settings.limits));
     drop(run_file);
     runtime.shutdown_timeout(TASKS_END);
@@ -105,8 +112,13 @@ fn model_name(settings: &Settings) -> String {
     settings.alias.clone().unwrap_or_else(|| stem.into_owned())
 }
 
-/// A backend on this device alone, and what it holds in words.
-fn alone(settings: &Settings) -> Result<(EngineBackend, String), Failure> {
+/// Tells what a plan promises, once the model is served.
+type Promise = Box<dyn FnOnce() + Send>;
+
+/// A backend on this device alone, what it holds in words, and what is promised of it.
+fn alone(settings: &Settings) -> Result<(EngineBackend, String, Option<Promise>), Failure> {
+    // Once the model is loaded, less is available.
+    let budget_bytes = fitting::budget_bytes(&settings.engine);
     let ready = loading::load(&settings.path, &settings.engine)?;
     let (facts, memory) = (ready.facts, ready.facts.memory);
     let weights = memory.weights_mapped_bytes + memory.weights_allocated_bytes;
@@ -122,14 +134,59 @@ fn alone(settings: &Settings) -> Result<(EngineBackend, String), Failure> {
         layers: u32::try_from(ready.model.directory().hyper.block_count)?,
         memory_bytes: memory.total_bytes(),
     };
-    let Ready { model, vocabulary, driver, .. } = ready;
+    let Ready { model, vocabulary, driver, options, .. } = ready;
     driver.limit_waiting(settings.limits.queue);
+    let promise =
+        (facts.gpu_bytes == 0).then(|| promise(settings, &model, (options, budget_bytes)));
     let parts = Parts { model, vocabulary, driver, place, limits: settings.limits.forms };
-    Ok((EngineBackend::new(parts, model_name(settings), facts.context_tokens)?, words))
+    let backend = EngineBackend::new(parts, model_name(settings), facts.context_tokens)?;
+    Ok((backend, words, promise))
 }
 
-/// A backend on the devices of a cluster, and how others join in words.
-fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, String), Failure> {
+/// Plans with what is known of this device and tells what comes of it. Nothing is measured for that:
+/// it would disturb whoever asks the model.
+fn promise(
+    settings: &Settings,
+    model: &Arc<Model>,
+    (options, budget_bytes): (EngineOptions, u64),
+) -> Promise {
+    let (source, model, path) =
+        (settings.profile.clone(), Arc::clone(model), settings.path.clone());
+    Box::new(move || {
+        let told = || -> Result<Option<String>, Failure> {
+            let allowance = Allowance {
+                slots: u32::try_from(options.slots)?,
+                kv_type: stage::kv_type(options.cache),
+                batch_rows: u32::try_from(options.batch_rows_max)?,
+                sizes: Sizes::new(model.directory(), &options)?,
+                given_up: Vec::new(),
+            };
+            let served = ServedAlone {
+                model_name: &plan::model_name(&path),
+                directory: model.directory(),
+                device_name: host_name(),
+                budget_bytes,
+                goal: plan::goal(Objective::Latency, None, &options)?,
+                allowance,
+            };
+            Ok(promise_alone(&source, served))
+        };
+        terminal::note(&match told() {
+            Ok(Some(text)) => text,
+            Ok(None) => "no speed is predicted: this device was not measured with this model \
+                         (motley profile -m MODEL does)\n"
+                .to_owned(),
+            Err(failure) => format!("no speed is predicted. {}", failure.report()),
+        });
+    })
+}
+
+/// A backend on the devices of a cluster, and how others join in words. Its head tells what plans
+/// promise.
+fn together(
+    settings: &Settings,
+    wish: &ClusterWish,
+) -> Result<(EngineBackend, String, Option<Promise>), Failure> {
     let model = Arc::new(Model::open(&settings.path).map_err(loading::open_failure)?);
     let context_tokens = loading::shared_context(&model, &settings.engine)?;
     let engine = loading::engine_options(&model, &settings.engine, context_tokens)?;
@@ -164,7 +221,7 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
             rounds: wish.rounds,
             ..plan::goal(wish.objective, wish.workload.as_ref(), &engine)?
         },
-        profile: wish.profile.clone(),
+        profile: settings.profile.clone(),
         rounds: wish.rounds.unwrap_or(1),
         wire_element: wish.wire,
         nodes_awaited: wish.nodes_awaited,
@@ -179,7 +236,8 @@ fn together(settings: &Settings, wish: &ClusterWish) -> Result<(EngineBackend, S
         format!("devices join at {}; motley token new on this device invites them", head.address());
     let limits = settings.limits.forms;
     let parts = Parts { model, vocabulary, driver, place: Place::Cluster(head), limits };
-    Ok((EngineBackend::new(parts, model_name(settings), engine.context_tokens)?, words))
+    let backend = EngineBackend::new(parts, model_name(settings), engine.context_tokens)?;
+    Ok((backend, words, None))
 }
 
 /// What a ring may keep of sequences: as asked for, and then less and less; at last all that once

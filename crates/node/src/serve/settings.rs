@@ -38,6 +38,8 @@ pub(super) struct Settings {
     pub(super) allowed_origins: Vec<String>,
     pub(super) vllm_metrics: bool,
     pub(super) engine: EngineWish,
+    /// What is known of this device's speed, or how it is measured.
+    pub(super) profile: ProfileSource,
     pub(super) cluster: Option<ClusterWish>,
     /// The folder of keys and lists that was named.
     pub(super) state: Option<PathBuf>,
@@ -58,7 +60,6 @@ pub(super) struct ClusterWish {
     pub(super) objective: Objective,
     /// Lengths and arrivals to plan for, if they are not one user's.
     pub(super) workload: Option<Workload>,
-    pub(super) profile: ProfileSource,
     pub(super) rounds: Option<u32>,
     pub(super) wire: WireElement,
 }
@@ -85,6 +86,12 @@ impl Settings {
         )?
         .with_batch_threads(arguments.threads_batch)?;
         let cluster = cluster_wish(&arguments)?;
+        let profile = ProfileSource::new(
+            arguments.profile.as_deref(),
+            arguments.models.clone(),
+            arguments.threads,
+            arguments.gpu.gpu_memory,
+        )?;
         let limits = arguments.limits.checked().map_err(Failure::usage)?;
         Ok(Self {
             path: model_path(&arguments)?,
@@ -104,6 +111,7 @@ impl Settings {
                 serves: true,
                 ..engine
             },
+            profile,
             cluster,
             state: arguments.state,
             verbose: arguments.verbose || arguments.log_verbosity.is_some_and(|level| level > 0),
@@ -161,12 +169,6 @@ fn cluster_wish(arguments: &Arguments) -> Result<Option<ClusterWish>, Failure> {
         split: arguments.split.clone(),
         objective: arguments.objective.objective(),
         workload: arguments.workload.as_deref().map(plan::read_document).transpose()?,
-        profile: ProfileSource::new(
-            arguments.profile.as_deref(),
-            arguments.models.clone(),
-            arguments.threads,
-            arguments.gpu.gpu_memory,
-        )?,
         rounds: arguments.rounds,
         wire: arguments.wire.element(),
     }))

@@ -4,6 +4,7 @@ mod disk;
 mod energy;
 mod layer;
 mod memory;
+mod quota;
 mod ring;
 mod stream;
 
@@ -16,6 +17,8 @@ pub use disk::{DiskModel, cyclic_lru_time, excess_time, lru_loads, windowed_lru_
 pub use energy::pass_energy;
 pub(crate) use memory::moving_bytes;
 pub use memory::{Fit, MemoryBudget, MemoryDemand, StageShape, stage_demand, stage_fit};
+pub use quota::rested_time;
+pub(crate) use quota::{gap, rested};
 pub use ring::{RingDevice, RingLoad, RingTime, ring_time};
 pub use stream::{Stream, StreamDemand};
 

@@ -4,10 +4,10 @@ use motley_cluster::{
     Attention, BufferDemand, Bytes, DeviceId, Seconds, Workload, compute_buffer_bytes,
 };
 
-use super::instance::{Chosen, Clock, Instance, Member, RoundShape};
+use super::instance::{Chosen, Clock, Instance, Member, Quota, RoundShape};
 use super::realise::Overfull;
 use super::search::Scope;
-use crate::cost::{CostModel, DiskModel, MemoryBudget, Pass, Site};
+use crate::cost::{CostModel, DiskModel, MemoryBudget, Pass, Site, gap};
 use crate::problem::{Budget, Problem};
 
 /// Layer slots the runtime streams through at least.
@@ -163,7 +163,11 @@ impl Form<'_> {
             // Halda's κ: the embedding row is read from disk.
             time += model.embedding_row_bytes() / device.reload_rate();
         }
-        Some((member, self.clock.ticks(time.value())))
+        let head = self.clock.ticks(time.value());
+        // A head on a GPU runs beside the quota.
+        let quota = member.quota.filter(|_| !on_gpu);
+        let member = Member { head, quota, ..member };
+        Some((member, member.head_time()))
     }
 
     fn member(&self) -> Member {
@@ -205,7 +209,17 @@ impl Form<'_> {
             reload_all: reloads.then_some(output),
             read_per_byte: self.clock.per_byte(1.0 / device.reload_rate().value()),
             chosen: self.chosen(),
+            quota: self.quota(),
+            head: 0,
         }
+    }
+
+    /// What the device's threads may use of the processors; published plans know none.
+    fn quota(&self) -> Option<Quota> {
+        let quota = self.problem.cluster.device(self.id).cpu_quota?;
+        let gap = self.clock.ticks(gap(&quota).value());
+        let counts = self.problem.options.disk_model == DiskModel::Streaming;
+        (counts && gap > 0).then(|| Quota { share: quota.share(), gap })
     }
 
     /// Mean experts of a layer, all and those of one token; `None` without any.

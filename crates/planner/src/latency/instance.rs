@@ -3,7 +3,7 @@
 //! Whole numbers make sums independent of their order, so that ties are ties on every machine and a
 //! permuted cluster has the same optimum.
 
-use crate::cost::{DiskModel, Stream, StreamDemand};
+use crate::cost::{DiskModel, Stream, StreamDemand, rested};
 
 /// A time in ticks of the instance, scaled by [`TIE`].
 pub(super) type Ticks = i64;
@@ -76,6 +76,27 @@ pub(super) struct Member {
     pub(super) read_per_byte: f64,
     /// Of layers that do not stay only chosen experts are read.
     pub(super) chosen: Option<Chosen>,
+    /// Its threads may run for a part of each period only.
+    pub(super) quota: Option<Quota>,
+    /// Time of embedding and head without rest; nothing where it is not the head.
+    pub(super) head: Ticks,
+}
+
+/// Periods of which threads may run for a part, see [`crate::rested_time`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Quota {
+    /// The part.
+    pub(super) share: f64,
+    /// The rest of a period.
+    pub(super) gap: Ticks,
+}
+
+impl Quota {
+    /// Time of a step after a rest, by the time that it takes without.
+    pub(super) fn rested(&self, throttled: Ticks) -> Ticks {
+        let whole = |ticks: Ticks| (ticks / TIE) as f64;
+        rested(self.share, whole(self.gap), whole(throttled)).round() as Ticks * TIE
+    }
 }
 
 /// The experts of a mean layer.
@@ -135,14 +156,54 @@ pub(super) struct Instance {
 }
 
 impl Member {
-    /// Time of computing `cpu` and `gpu` layers in `rounds` rounds, without hops. Rounds without a
-    /// layer cost no step.
-    pub(super) fn busy(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
+    /// Time of computing `cpu` and `gpu` layers in `rounds` rounds, without hops and without rest.
+    /// Rounds without a layer cost no step.
+    pub(super) fn throttled(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
         let both = if cpu > 0 && gpu > 0 { self.copy } else { 0 };
         self.cpu_layer * i64::from(cpu)
             + self.gpu_layer * i64::from(gpu)
             + self.step * i64::from(rounds.min(cpu + gpu))
             + both * i64::from(rounds)
+    }
+
+    /// The same where the device rests between its windows, while others compute. A head embeds and
+    /// projects just before its first window, so that the window's time is what both take together
+    /// less what [`Self::head_time`] counts.
+    pub(super) fn busy(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
+        let Some(quota) = self.quota.filter(|_| gpu == 0 && rounds > 0) else {
+            return self.throttled(cpu, gpu, rounds);
+        };
+        let window = |layers: u32| self.throttled(layers, 0, 1);
+        let (layers, longer) = (cpu / rounds, cpu % rounds);
+        let first = window(layers + u32::from(longer > 0));
+        let begun = quota.rested(self.head + first) - self.head_time();
+        let longer_windows = quota.rested(first) * i64::from(longer.saturating_sub(1));
+        let windows = rounds - longer.max(1);
+        begun + longer_windows + quota.rested(window(layers)) * i64::from(windows)
+    }
+
+    /// No more than [`Self::busy`] in as many rounds or more.
+    pub(super) fn busy_at_least(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
+        let throttled = self.throttled(cpu, gpu, rounds);
+        match self.quota.filter(|_| gpu == 0) {
+            // Every window's time is rounded.
+            Some(quota) => {
+                let ticks = (throttled / TIE) as f64 * quota.share - f64::from(cpu + 1);
+                ticks.max(0.0).floor() as Ticks * TIE
+            }
+            None => throttled,
+        }
+    }
+
+    /// Time of embedding and head, after a rest.
+    pub(super) fn head_time(&self) -> Ticks {
+        self.quota.map_or(self.head, |quota| quota.rested(self.head))
+    }
+
+    /// What a token takes at least for the quota's sake: no rest makes up for a whole token's work.
+    pub(super) fn run_time(&self, cpu: u32, gpu: u32, rounds: u32) -> Ticks {
+        let limited = self.quota.is_some() && gpu == 0;
+        if limited { self.head + self.throttled(cpu, gpu, rounds) } else { 0 }
     }
 
     /// Time of reading bytes.
@@ -302,7 +363,7 @@ impl Instance {
         capacity: u32,
     ) -> DiskCost {
         let layer = member.read(member.layer_bytes);
-        let computing = member.cpu_layer * i64::from(cpu);
+        let computing = member.busy(cpu, 0, rounds) - member.step * i64::from(rounds.min(cpu));
         let demand = StreamDemand {
             layers: cpu,
             capacity,
@@ -317,10 +378,11 @@ impl Instance {
         DiskCost { waits, overlapped, added: 0, pinned, buffer }
     }
 
-    /// A device's hops in the time that streaming is added to: a stream that never pauses reads
-    /// while its device sends.
-    pub(super) fn hops_beside_stream(&self, hops: Ticks) -> Ticks {
-        if self.disk == DiskModel::Streaming { 0 } else { hops }
+    /// What a device's part of the ring's time must have room for beside its busy and streaming
+    /// time: its hops. A stream that never pauses reads while its device sends, and during the
+    /// `constant` time of head and embedding, which is no part of the ring's.
+    pub(super) fn hops_beside_stream(&self, hops: Ticks, constant: Ticks) -> Ticks {
+        if self.disk == DiskModel::Streaming { -constant } else { hops }
     }
 
     /// Numbers of rounds worth trying: only overlap ever prefers more than one (PLANNER 3.7).

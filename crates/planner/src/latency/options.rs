@@ -9,13 +9,35 @@ pub(super) struct Split {
     pub(super) gpu: u32,
     /// Busy time per token without hops, waiting for the disk within own windows included.
     pub(super) busy: Ticks,
-    /// Streaming that overlaps other devices' work.
+    /// Streaming, or waiting for a quota, that overlaps other devices' work.
     pub(super) overlapped: Ticks,
     /// Disk time that adds to the token.
     pub(super) added: Ticks,
 }
 
 impl Split {
+    /// What `cpu` and `gpu` layers cost a device; `None` if it cannot hold them.
+    pub(super) fn new(
+        instance: &Instance,
+        member: &Member,
+        (cpu, gpu): (u32, u32),
+        rounds: Rounds,
+    ) -> Option<Self> {
+        let (disk, busy, rounds) = match rounds {
+            Rounds::Exactly(rounds) => {
+                let disk = instance.disk(member, cpu, gpu, rounds)?;
+                (disk, member.busy(cpu, gpu, rounds), rounds)
+            }
+            Rounds::AtLeast(rounds) => {
+                let disk = instance.disk_at_least(member, cpu, gpu, rounds)?;
+                (disk, member.busy_at_least(cpu, gpu, rounds), rounds)
+            }
+        };
+        let busy = busy + disk.waits;
+        let overlapped = disk.overlapped.max(member.run_time(cpu, gpu, rounds) - busy);
+        Some(Self { cpu, gpu, busy, overlapped, added: disk.added })
+    }
+
     pub(super) const fn layers(&self) -> u32 {
         self.cpu + self.gpu
     }
@@ -78,17 +100,8 @@ impl SplitTable {
         let first = self.splits.len();
         for gpu in gpu_counts(instance, member, layers, rounds) {
             let cpu = layers - gpu;
-            let (disk, rounds) = match rounds {
-                Rounds::Exactly(rounds) => (instance.disk(member, cpu, gpu, rounds), rounds),
-                Rounds::AtLeast(rounds) => {
-                    (instance.disk_at_least(member, cpu, gpu, rounds), rounds)
-                }
-            };
-            if let Some(disk) = disk {
-                let busy = member.busy(cpu, gpu, rounds) + disk.waits;
-                let (overlapped, added) = (disk.overlapped, disk.added);
-                let split = Split { cpu, gpu, busy, overlapped, added };
-                if busy + overlapped + added >= bound {
+            if let Some(split) = Split::new(instance, member, (cpu, gpu), rounds) {
+                if split.busy + split.overlapped + split.added >= bound {
                     continue;
                 }
                 if !self.splits[first..].iter().any(|other| other.no_worse_than(&split)) {

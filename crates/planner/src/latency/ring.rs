@@ -2,7 +2,7 @@
 
 use super::allocate::{Seat, allocate, token_of, whole};
 use super::instance::{Instance, NEVER, Ticks};
-use super::options::{Split, SplitTable};
+use super::options::{Rounds, Split, SplitTable};
 use super::order::hop;
 
 /// Devices in ring order.
@@ -76,11 +76,11 @@ impl Ring {
         tables: &[&'a SplitTable],
         rounds: u32,
     ) -> Vec<Seat<'a>> {
-        let seat = |(at, table): (usize, &&'a SplitTable)| Seat {
-            table,
-            hops: self.hops(instance, at, rounds) + 1,
-            hops_beside_stream: instance.hops_beside_stream(self.hops(instance, at, rounds)),
-            absent: None,
+        let constant = self.constant(instance);
+        let seat = |(at, table): (usize, &&'a SplitTable)| {
+            let hops = self.hops(instance, at, rounds);
+            let hops_beside_stream = instance.hops_beside_stream(hops, constant);
+            Seat { table, hops: hops + 1, hops_beside_stream, absent: None }
         };
         tables.iter().enumerate().map(seat).collect()
     }
@@ -103,17 +103,14 @@ pub(super) fn measured(
     let mut splits = Vec::with_capacity(layers.len());
     for (device, (cpu, gpu)) in ring.order.iter().zip(layers) {
         let member = instance.member(*device, ring.head);
-        let disk = instance.disk(member, *cpu, *gpu, rounds)?;
-        let busy = member.busy(*cpu, *gpu, rounds) + disk.waits;
-        let (overlapped, added) = (disk.overlapped, disk.added);
-        splits.push(Split { cpu: *cpu, gpu: *gpu, busy, overlapped, added });
+        splits.push(Split::new(instance, member, (*cpu, *gpu), Rounds::Exactly(rounds))?);
     }
+    let constant = ring.constant(instance);
     let parts = splits.iter().enumerate().map(|(at, split)| {
         let hops = ring.hops(instance, at, rounds);
-        (hops + 1, instance.hops_beside_stream(hops), Some(*split))
+        (hops + 1, instance.hops_beside_stream(hops, constant), Some(*split))
     });
     let (token, busy) = token_of(parts);
-    let constant = ring.constant(instance);
     let (token, busy) = (token + constant, busy + constant);
     Some(Assignment { ring: ring.clone(), rounds, splits, token, busy })
 }

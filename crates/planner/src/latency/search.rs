@@ -258,6 +258,9 @@ impl Run<'_> {
         let bound = self.bound(rounds);
         let rounds = i64::from(rounds);
         let leave = |device: usize| self.hops.out_min[device].min(NEVER / 64);
+        // A head outside the devices is idle in any case, and its first hop is part of no seat.
+        let outside = if self.scope.devices.contains(&head) { 0 } else { leave(head) };
+        let apart = constant + outside;
         let seat = |device: &usize| {
             let absent = match *device == head {
                 _ if self.scope.required == Some(*device) => None,
@@ -267,13 +270,11 @@ impl Run<'_> {
             };
             let table = tables.of(*device, head);
             let hops = leave(*device).saturating_mul(rounds).min(NEVER);
-            let hops_beside_stream = instance.hops_beside_stream(hops);
+            let hops_beside_stream = instance.hops_beside_stream(hops, apart);
             Seat { table, hops: hops + 1, hops_beside_stream, absent }
         };
         let seats: Vec<Seat<'_>> = self.scope.devices.iter().map(seat).collect();
-        // A head outside the devices is idle in any case, and its first hop is part of no seat.
-        let outside = if self.scope.devices.contains(&head) { 0 } else { leave(head) };
-        let found = allocate(&seats, instance.layers, bound - constant - outside)?;
+        let found = allocate(&seats, instance.layers, bound - apart)?;
         let taking = self.scope.devices.iter().zip(&found.splits);
         Some(taking.filter(|(_, split)| split.is_some()).map(|(device, _)| *device).collect())
     }

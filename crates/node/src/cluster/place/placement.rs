@@ -53,7 +53,7 @@ pub(crate) struct PlacedMember {
     pub(crate) node: NodeId,
     /// How its layers are kept.
     pub(crate) residency: Vec<ResidencyRun>,
-    /// Predicted time of computing, per token.
+    /// Predicted time of computing, and of waiting for its disk meanwhile, per token.
     pub(crate) compute_s: f64,
     /// Predicted time of sending, per token.
     pub(crate) hop_s: f64,
@@ -190,13 +190,18 @@ fn members(
 ) -> Vec<PlacedMember> {
     let member = |(index, device): (usize, &DeviceId)| {
         let node = asked.nodes[device.index()];
-        let planned = replica.members.iter().find(|member| member.device == *device);
+        let place = replica.members.iter().position(|member| member.device == *device);
+        let planned = place.map(|place| &replica.members[place]);
         let time = times.get(index).copied().unwrap_or_default();
+        // What a device reads for its layers, and does not hide behind computing, is in its time.
+        let stage = place.and_then(|place| replica.predicted.stage_s.get(place)).copied();
+        let one_at_a_time = asked.problem.objective == Objective::Latency;
+        let compute = stage.filter(|_| one_at_a_time).unwrap_or(time.compute);
         let candidate = question.candidates.iter().find(|candidate| candidate.node == node);
         PlacedMember {
             node,
             residency: planned.map(|member| member.residency.clone()).unwrap_or_default(),
-            compute_s: time.compute.value(),
+            compute_s: compute.value(),
             hop_s: time.hop.value(),
             factor: candidate.map_or(1.0, |candidate| candidate.factor),
         }

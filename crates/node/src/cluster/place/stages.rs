@@ -1,7 +1,7 @@
 //! What each member of a route should take for one token of one sequence.
 
 use motley_cluster::{DeviceId, LayerIndex, Seconds};
-use motley_planner::{CostModel, Pass, Problem, Site};
+use motley_planner::{CostModel, Pass, Problem, Site, rested_time};
 use motley_ring::Route;
 
 /// One member's part of a token.
@@ -23,21 +23,29 @@ pub(super) fn stage_times(
     let costs = CostModel::new(&problem.cluster, &problem.model, &problem.workload);
     let pass = Pass::decode(1, problem.workload.mean_depth_tokens());
     let mut times = vec![StageTime::default(); devices.len()];
+    // What the head projects and what it embeds for the next token is one piece of work.
+    let mut head = Seconds::ZERO;
+    for stop in route.stops().iter().filter(|stop| stop.projects) {
+        let device = *devices.get(stop.member.index())?;
+        head += costs.head_time(device, Site::Cpu, pass)?;
+    }
     for stop in route.stops() {
         let device = *devices.get(stop.member.index())?;
-        let time = &mut times[stop.member.index()].compute;
+        let mut time = Seconds::ZERO;
         for layer in stop.layers.clone() {
-            *time += costs.layer_time(device, Site::Cpu, LayerIndex::new(layer), pass)?;
+            time += costs.layer_time(device, Site::Cpu, LayerIndex::new(layer), pass)?;
         }
         if !stop.layers.is_empty() {
-            *time += problem.cluster.device(device).step_overhead_s;
+            time += problem.cluster.device(device).step_overhead_s;
         }
         if stop.embeds {
-            *time += costs.embedding_time(device, pass);
+            time += costs.embedding_time(device, pass) + std::mem::take(&mut head);
         }
-        if stop.projects {
-            *time += costs.head_time(device, Site::Cpu, pass)?;
-        }
+        // Who computes alone does not rest.
+        let rests = devices.len() > 1;
+        let quota = problem.cluster.device(device).cpu_quota.filter(|_| rests);
+        let rested = quota.map_or(time, |quota| rested_time(&quota, time));
+        times[stop.member.index()].compute += rested;
     }
     for pair in route.stops().windows(2) {
         let (from, to) = (pair[0].member.index(), pair[1].member.index());

@@ -58,6 +58,7 @@ fn device(gb_per_s: f64) -> DeviceProfile {
         unified_memory: false,
         cores: 4,
         threads: 4,
+        cpu_quota: None,
         step_overhead_s: Seconds::ZERO,
         memory: MemorySpec {
             ram_total_bytes: Bytes::new(16_000 * MB),

@@ -36,6 +36,8 @@ fn ring_1(disk: DiskModel, shape: RoundShape) -> Instance {
         reload_all: None,
         read_per_byte: clock().per_byte(CLOCK / mb_per_ms),
         chosen: None,
+        quota: None,
+        head: 0,
     };
     let plain = vec![
         member(6.0, (2.0, 8), 6, 2.0),

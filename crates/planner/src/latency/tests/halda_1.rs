@@ -87,6 +87,8 @@ fn one_shot() -> Instance {
         reload_all: None,
         read_per_byte: clock.per_byte(1e-3 / disk),
         chosen: None,
+        quota: None,
+        head: 0,
     };
     // Sizes in kB: RAM less buffers, and on the head less the output and one embedding row.
     let mut head = member((6.0, -4.0), 3, 420_000 - 80_000 - 100_100, 1.0);

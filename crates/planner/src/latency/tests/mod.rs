@@ -4,4 +4,5 @@ mod ablation;
 mod golden;
 mod halda_1;
 mod oracle;
+mod rests;
 mod worth;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::super::allocate::whole;
-use super::super::instance::{Chosen, Clock, Instance, Member, RoundShape, TIE, Ticks};
+use super::super::instance::{Chosen, Clock, Instance, Member, Quota, RoundShape, TIE, Ticks};
 use super::super::order::order;
 use super::super::ring::{Ring, measured};
 use super::super::search::{Scope, best_alone, best_with, search};
@@ -37,6 +37,9 @@ fn member(drawn: &Drawn, disk: DiskModel) -> Member {
         read_per_byte: read as f64 / 10.0,
         chosen: (metal && disk == DiskModel::Streaming)
             .then_some(Chosen { all_bytes: 8, token_bytes: 3 }),
+        quota: (read % 3 == 0 && disk == DiskModel::Streaming)
+            .then_some(Quota { share: cpu as f64 / 50.0, gap: (gpu % 20 + 1) * TIE }),
+        head: 0,
     }
 }
 
@@ -69,7 +72,8 @@ prop_compose! {
         let as_head = |(at, member): (usize, &Member)| {
             let room_bytes = member.room_bytes - 4;
             let can = heads & (1 << at) != 0 || at == 0;
-            can.then_some((Member { room_bytes, ..*member }, (at as i64 + 3) * TIE))
+            let member = Member { room_bytes, head: (at as i64 + 3) * TIE, ..*member };
+            can.then_some((member, member.head_time()))
         };
         let hop = |from: usize, to: usize| {
             let at = if alike { 0 } else { from * count + to };
@@ -282,6 +286,8 @@ proptest! {
             member.gpu_layer *= 4;
             member.copy *= 4;
             member.read_per_byte *= 4.0;
+            member.head *= 4;
+            member.quota.iter_mut().for_each(|quota| quota.gap *= 4);
         };
         slower.plain.iter_mut().for_each(slow);
         for (member, constant) in slower.as_head.iter_mut().flatten() {

@@ -8,20 +8,20 @@ use crate::cost::DiskModel;
 
 const MS: f64 = 1e-3;
 
-fn clock() -> Clock {
+pub(super) fn clock() -> Clock {
     Clock::up_to(100.0)
 }
 
-fn ms(value: f64) -> Ticks {
+pub(super) fn ms(value: f64) -> Ticks {
     clock().ticks(value * MS)
 }
 
-fn as_ms(ticks: Ticks) -> f64 {
+pub(super) fn as_ms(ticks: Ticks) -> f64 {
     (clock().seconds(ticks) / MS * 1e6).round() / 1e6
 }
 
 /// A device with room for these CPU and GPU layers and nothing to stream with.
-fn device(cpu: (f64, i64), gpu: (f64, u32)) -> Member {
+pub(super) fn device(cpu: (f64, i64), gpu: (f64, u32)) -> Member {
     Member {
         cpu_layer: ms(cpu.0),
         gpu_layer: ms(gpu.0),
@@ -36,11 +36,13 @@ fn device(cpu: (f64, i64), gpu: (f64, u32)) -> Member {
         reload_all: None,
         read_per_byte: 1.0,
         chosen: None,
+        quota: None,
+        head: 0,
     }
 }
 
 /// The first device is the head; hops to and from the last one may differ from the others.
-fn ring(layers: u32, plain: Vec<Member>, hops: (f64, f64)) -> Instance {
+pub(super) fn ring(layers: u32, plain: Vec<Member>, hops: (f64, f64)) -> Instance {
     let last = plain.len() - 1;
     let hop = |a: usize, b: usize| {
         (a != b).then(|| ms(if a == last || b == last { hops.1 } else { hops.0 }))
