@@ -3,12 +3,14 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use motley_cluster::Residency;
 use motley_gateway::{ClusterState, Health, LinkState, NodeState, PlanState};
 use motley_ring::{Activity, NodeId};
 
 use super::clearing::Clearing;
 use super::head::Control;
 use super::place::Way;
+use super::room;
 use super::split::Split;
 use crate::driver::Driver;
 use crate::identity;
@@ -190,9 +192,17 @@ impl Control {
     /// Memory that a node has in use with these layers and all sequences' keys and values: buffers of
     /// streams, second layouts and the program are in it, what is kept for forms is not.
     fn used_by(&self, node: NodeId, layers: &[(u32, u32)]) -> u64 {
-        let allowance = self.allowance();
-        let taken = self.taken_by(node, layers, self.placing.residency(node), allowance);
-        taken.saturating_sub(allowance.sizes.spare_bytes(node == self.own))
+        let (allowance, head) = (self.allowance(), node == self.own);
+        let residency = self.placing.residency(node);
+        let taken = match residency.iter().any(|run| run.weights == Residency::Gpu) {
+            // What its GPU takes is no memory of the device.
+            true => {
+                let sizes = &allowance.sizes;
+                sizes.fixed_bytes(head) + room::layer_bytes(sizes, layers, residency)
+            }
+            false => self.taken_by(node, layers, residency, allowance),
+        };
+        taken.saturating_sub(allowance.sizes.spare_bytes(head))
     }
 }
 

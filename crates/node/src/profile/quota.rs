@@ -47,10 +47,9 @@ impl ProcessorTime {
     allow(dead_code, reason = "tested on every system")
 )]
 fn tightest(quotas: impl Iterator<Item = ProcessorTime>) -> Option<ProcessorTime> {
-    quotas.min_by(|a, b| {
-        let (one, other) = (a.quota_us * b.period_us, b.quota_us * a.period_us);
-        one.cmp(&other)
-    })
+    let part =
+        |a: &ProcessorTime, b: &ProcessorTime| u128::from(a.quota_us) * u128::from(b.period_us);
+    quotas.min_by(|a, b| part(a, b).cmp(&part(b, a)))
 }
 
 /// Control groups of the second version: quota, or `max`, and period.
