@@ -165,7 +165,7 @@ impl Control {
         let predicted = self.placing.predicted(node).filter(|_| self.serving.is_some());
         let member = &self.coordinator.members()[&node];
         let works = own || !layers.is_empty();
-        let used = works.then(|| self.used_by(node, &layers)).unwrap_or_default();
+        let used = if works { self.used_by(node, &layers) } else { 0 };
         let left_out = layers.is_empty() && !own && self.plan.split == Split::Auto;
         NodeState {
             name: member.name.to_string(),

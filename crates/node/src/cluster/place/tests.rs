@@ -276,10 +276,10 @@ fn what_does_not_fit_is_streamed() {
     check(
         &question,
         expect![[r#"
-        302.00 ms per token
-        desk: 0..6 in 62.12 + 0.66 ms
-        laptop: 6..10 in 40.08 + 0.58 ms
-    "#]],
+            300.00 ms per token
+            desk: 0..6 in 102.00 + 0.66 ms
+            laptop: 6..10 in 100.00 + 0.58 ms
+        "#]],
     );
 }
 

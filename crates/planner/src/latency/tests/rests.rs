@@ -15,8 +15,7 @@ fn token_ms(instance: &Instance) -> f64 {
 fn a_stream_reads_on_while_the_head_embeds_and_projects() {
     // Of ten layers six fit, two of them the buffer's: six are read, 10 ms each, four within the
     // device's own window.
-    let streaming =
-        Member { read_per_byte: clock().per_byte(1e-4), ..device((1.0, 6), (1.0, 0)) };
+    let streaming = Member { read_per_byte: clock().per_byte(1e-4), ..device((1.0, 6), (1.0, 0)) };
     let instance = |head_ms: f64| {
         let mut instance = ring(12, vec![device((1.0, 2), (1.0, 0)), streaming], (0.5, 0.5));
         instance.disk = DiskModel::Streaming;
