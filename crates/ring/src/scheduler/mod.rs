@@ -186,6 +186,8 @@ pub struct Scheduler {
     shares: Vec<u32>,
     order: Vec<u32>,
     next_id: u64,
+    /// The last micro-batch was a prompt's alone, and next tokens rested.
+    tokens_rested: bool,
     held: bool,
     /// Sequences at once, of which those that run already may be more.
     slots_max: u32,
@@ -212,6 +214,7 @@ impl Scheduler {
             shares: Vec::new(),
             order: Vec::new(),
             next_id: 0,
+            tokens_rested: false,
             held: false,
             moment: 0,
         }
@@ -547,7 +550,46 @@ impl Scheduler {
             prompts.sort_unstable_by_key(waiting_since);
         }
         let first = first as u32;
-        self.share_prompts(first, active > 0);
+        let alone = self.prompt_needs_all(first);
+        let tokens_rested = std::mem::replace(&mut self.tokens_rested, alone);
+        if !alone {
+            return self.share_prompts(first, active > 0);
+        }
+        if tokens_rested {
+            self.tokens_rested = false;
+            return;
+        }
+        for slot in &self.order[..first as usize] {
+            self.shares[*slot as usize] = 0;
+        }
+        self.order.drain(..first as usize);
+        self.share_prompts(0, true);
+    }
+
+    /// Whether the first prompt takes one micro-batch less where next tokens, those of the `first`
+    /// slots of the order, are not in them, and so many prompts wait that it may fill one.
+    ///
+    /// Then next tokens and a prompt take turns: a prompt that fits into a micro-batch is not cut
+    /// in two for a few rows, and nobody waits longer for a next token than for one micro-batch.
+    fn prompt_needs_all(&self, first: u32) -> bool {
+        let (tokens, prompts) = self.order.split_at(first as usize);
+        let Some(prompt) = prompts.first() else { return false };
+        let most = self.options.batch_rows_max;
+        if tokens.is_empty() || self.room_beside_tokens(prompts) < most {
+            return false;
+        }
+        let slot = &self.slots[*prompt as usize];
+        let pending = slot.pending();
+        // One that is cut more finely for other reasons has room beside them.
+        let is_cut = chunk_rows(&self.options, slot) < pending.min(most);
+        !is_cut && first < most && pending.div_ceil(most) < pending.div_ceil(most - first)
+    }
+
+    /// Rows that prompts may have beside next tokens, whatever the size of a micro-batch.
+    fn room_beside_tokens(&self, prompts: &[u32]) -> u32 {
+        let overtaken = |slot: &u32| self.slots[*slot as usize].overtaken();
+        let weight: u32 = prompts.iter().map(|slot| 1 + overtaken(slot)).sum();
+        self.options.prefill_rows_while_decoding.saturating_mul(weight)
     }
 
     /// Decides how many rows of the prompts, which follow the `first` slots of the order, come in
@@ -559,14 +601,12 @@ impl Scheduler {
     /// not hold the others up more and more. What does not fit into one micro-batch is cut evenly:
     /// as many steps, and none that is much longer than the next.
     fn share_prompts(&mut self, first: u32, others_decode: bool) {
+        let mut room = self.options.batch_rows_max - first;
+        if others_decode {
+            room = room.min(self.room_beside_tokens(&self.order[first as usize..]));
+        }
         let Self { options, slots, shares, order, .. } = self;
         let prompts = &order[first as usize..];
-        let mut room = options.batch_rows_max - first;
-        if others_decode {
-            let overtaken = |slot: &u32| slots[*slot as usize].overtaken();
-            let weight: u32 = prompts.iter().map(|slot| 1 + overtaken(slot)).sum();
-            room = room.min(options.prefill_rows_while_decoding.saturating_mul(weight));
-        }
         let (mut none_yet, mut ending) = (true, 0);
         for slot in prompts {
             let index = *slot as usize;
