@@ -1,5 +1,5 @@
 //! Clients that people use, run against `motley serve`: the packages of Python and Node, and a
-//! tool that tries everything our OpenAPI file allows.
+//! tool that tries everything our OpenAPI file allows; and the chat page, without a browser.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -41,6 +41,11 @@ pub(crate) fn run(workplace: &Workplace) -> Result<Outcome> {
         let mut client = server.client(&python.join("python"));
         client.arg(folder.join(script));
         process::show(client, &job(script))?;
+    }
+    if process::succeeds("node", &["--version"]) {
+        let mut page = server.client(Path::new("node"));
+        page.arg(folder.join("page.mjs"));
+        process::show(page, &job("page.mjs"))?;
     }
     if let Some(node) = node {
         let script = node.join("openai_node.mjs");
