@@ -81,6 +81,7 @@ ROWS = {
     "grammar": lambda: forced({"type": "array", "maxItems": 4_000, "items": {
         "enum": ["%d-%s" % (n, "y" * 9) for n in range(4_000)]
     }}),
+    "short-chat": lambda: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8},
     "long-prompt": lambda: {"prompt": "word " * 380, "max_tokens": 1},
 }
 

@@ -27,17 +27,21 @@ fn vocabulary(path: &std::path::Path) -> Vocabulary {
     Vocabulary::from_metadata(&write_metadata_only(&gguf)).unwrap()
 }
 
-#[test]
-fn every_recorded_text_gives_its_recorded_tokens() {
-    let Some(shared) = shared_folder() else { return };
-    let (mut vocabularies, mut texts) = (0, 0);
-    let mut entries: Vec<PathBuf> = fs::read_dir(shared.join("data/tokenizer"))
+fn vocabulary_files(shared: &std::path::Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(shared.join("data/tokenizer"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
         .collect();
-    entries.sort();
-    for path in entries {
+    files.sort();
+    files
+}
+
+#[test]
+fn every_recorded_text_gives_its_recorded_tokens() {
+    let Some(shared) = shared_folder() else { return };
+    let (mut vocabularies, mut texts) = (0, 0);
+    for path in vocabulary_files(&shared) {
         let vocabulary = vocabulary(&path);
         let with = |suffix: &str| {
             let mut name = path.clone().into_os_string();
@@ -106,4 +110,41 @@ fn control_tokens_come_only_from_text_that_may_hold_them() {
     assert!(trusted.len() == 1 && vocabulary.is_control(trusted[0]));
     assert!(from_user.len() > 1 && !from_user.iter().any(|token| vocabulary.is_control(*token)));
     assert!(vocabulary.special_texts().contains(&"<|im_end|>".to_owned()));
+}
+
+/// Texts of which as much as possible vanishes in tokens: each token's own text, many times, also
+/// with white space that special tokens take away, and characters that no vocabulary has.
+#[test]
+fn a_text_never_has_fewer_tokens_than_its_length_says() {
+    let Some(shared) = shared_folder() else { return };
+    let novel = fs::read(shared.join("data/prompts/long_text/war-and-peace.txt")).unwrap();
+    let novel = String::from_utf8_lossy(&novel[..20_000]).into_owned();
+    let (mut told, mut tightest) = (0, 0.0_f64);
+    for path in vocabulary_files(&shared) {
+        let vocabulary = vocabulary(&path);
+        let mut check = |text: &str| {
+            let least = vocabulary.tokens_at_least(text);
+            for special in [false, true] {
+                let tokens = vocabulary.tokenize(text, false, special).unwrap().len();
+                assert!(least <= tokens, "{}: {least} of {tokens}: {text:.80?}", path.display());
+                tightest = tightest.max(least as f64 / tokens.max(1) as f64);
+            }
+        };
+        check(&novel);
+        check("\u{fffd}\u{10ffff}\u{1f9ff}\r\n\t\u{1}");
+        let size = Token::try_from(vocabulary.size()).unwrap();
+        for token in 0..size {
+            let mut bytes = Vec::new();
+            vocabulary.append_bytes(token, true, &mut bytes).unwrap();
+            let Ok(text) = String::from_utf8(bytes) else { continue };
+            let special = text.starts_with('<') && text.ends_with('>');
+            if text.len() >= 24 || special {
+                check(&text.repeat(5));
+                check(&[text.as_str(); 5].join("   \n   "));
+            }
+        }
+        told += usize::from(vocabulary.tokens_at_least(&novel) > 0);
+    }
+    println!("{told} vocabularies tell, at best {tightest:.2} of the tokens");
+    assert!(told >= 10 && tightest == 1.0, "{told}, {tightest}");
 }

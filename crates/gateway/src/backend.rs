@@ -33,12 +33,14 @@ pub trait Backend: Send + Sync + 'static {
     /// The devices behind this backend and what each of them holds.
     fn cluster(&self) -> ClusterState;
 
-    /// Text to token ids.
+    /// Text to token ids. A text that certainly has more than `tokens_max` tokens may be refused
+    /// with [`Refusal::PromptTooLong`] instead; one that has a few more need not be.
     fn tokenize(
         &self,
         model: String,
         text: String,
         special: SpecialTokens,
+        tokens_max: Option<u32>,
     ) -> Reply<'_, Vec<TokenId>>;
 
     /// Token ids to bytes, which need not be whole characters.
@@ -46,7 +48,13 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Renders a conversation with the model's own template. Control tokens spelled out in message
     /// text must come back as text, which is why the tokens are returned along with the text.
-    fn apply_template(&self, model: String, prompt: ChatPrompt) -> Reply<'_, RenderedPrompt>;
+    /// `tokens_max` as in [`tokenize`](Self::tokenize).
+    fn apply_template(
+        &self,
+        model: String,
+        prompt: ChatPrompt,
+        tokens_max: Option<u32>,
+    ) -> Reply<'_, RenderedPrompt>;
 
     /// Admits or refuses one generation. Admission is decided at once; waiting happens inside the
     /// stream. Dropping the stream cancels the generation.
@@ -155,6 +163,14 @@ pub enum Refusal {
         prompt_tokens: u32,
         /// Tokens asked for.
         answer_tokens: u32,
+        /// Tokens there is room for.
+        context_tokens: u32,
+    },
+    /// The prompt alone does not fit in the context, which its length told.
+    #[error("at least {tokens_min} prompt tokens exceed {context_tokens}")]
+    PromptTooLong {
+        /// Tokens that the prompt has at least.
+        tokens_min: u32,
         /// Tokens there is room for.
         context_tokens: u32,
     },

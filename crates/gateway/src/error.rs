@@ -48,6 +48,11 @@ pub(crate) enum ApiError {
         answer_tokens: u64,
         context_tokens: u32,
     },
+    #[error(
+        "this model's context holds {context_tokens} tokens, but the prompt alone has at least \
+         {tokens_min}; shorten the messages"
+    )]
+    PromptTooLong { param: &'static str, tokens_min: u32, context_tokens: u32 },
     #[error("no API key was given; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     KeyMissing,
     #[error("the API key is not known here")]
@@ -152,6 +157,9 @@ impl ApiError {
                     context_tokens,
                 }
             }
+            Refusal::PromptTooLong { tokens_min, context_tokens } => {
+                Self::PromptTooLong { param: about.prompt, tokens_min, context_tokens }
+            }
             Refusal::Loading { retry_after } => Self::Loading { retry_after },
             Refusal::NoPlan { reason } => Self::NoPlan { reason },
             Refusal::Unsupported { param, feature } => {
@@ -182,7 +190,9 @@ impl ApiError {
             Self::Missing { .. } => bad_request("missing_required_parameter"),
             Self::Invalid { .. } => bad_request("invalid_value"),
             Self::Unsupported { .. } => bad_request("unsupported_parameter"),
-            Self::ContextLengthExceeded { .. } => bad_request("context_length_exceeded"),
+            Self::ContextLengthExceeded { .. } | Self::PromptTooLong { .. } => {
+                bad_request("context_length_exceeded")
+            }
             Self::KeyMissing => unauthorised("missing_api_key"),
             Self::KeyWrong => unauthorised("invalid_api_key"),
             Self::AdminOnly => forbidden("admin_key_required"),
@@ -211,7 +221,9 @@ impl ApiError {
             | Self::Invalid { param, .. }
             | Self::Unsupported { param, .. } => Some(param),
             Self::NoSuchModel => Some("model"),
-            Self::ContextLengthExceeded { param, .. } => Some(param),
+            Self::ContextLengthExceeded { param, .. } | Self::PromptTooLong { param, .. } => {
+                Some(param)
+            }
             _ => None,
         }
     }

@@ -95,7 +95,7 @@ pub(crate) async fn tokenize(
         parse: fields.flag("parse_special")?.unwrap_or(true),
     };
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
-    let tokens = gateway.backend.tokenize(card.id.clone(), text, special).await;
+    let tokens = gateway.backend.tokenize(card.id.clone(), text, special, None).await;
     let tokens =
         tokens.map_err(|refusal| ApiError::from_refusal(refusal, About::member("content")))?;
     let mut shown = Vec::with_capacity(tokens.len());
@@ -145,7 +145,7 @@ pub(crate) async fn apply_template(
         add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
         variables: read_template_variables(&fields)?,
     };
-    let rendered = gateway.backend.apply_template(card.id, prompt).await;
+    let rendered = gateway.backend.apply_template(card.id, prompt, None).await;
     let rendered =
         rendered.map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?;
     Ok(json_response(&json!({"prompt": rendered.text})))

@@ -9,6 +9,7 @@
 )]
 
 mod arguments;
+mod background;
 mod bench;
 mod blocks;
 mod cluster;

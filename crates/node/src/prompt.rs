@@ -327,6 +327,11 @@ impl Rendered {
         tokens_of(&segments.collect::<Vec<_>>(), vocabulary)
     }
 
+    /// A number of tokens that it has at least, told from its length alone.
+    pub(crate) fn tokens_at_least(&self, vocabulary: &Vocabulary) -> usize {
+        vocabulary.tokens_at_least(&self.prompt.text()[..self.bytes])
+    }
+
     /// Its text.
     pub(crate) fn into_text(self) -> String {
         self.prompt.text()[..self.bytes].to_owned()

@@ -87,7 +87,8 @@ pub(crate) async fn generate(
     }
     let tokens = if raw || !card.abilities.chat {
         let special = SpecialTokens { add: !raw, parse: true };
-        let tokens = gateway.backend.tokenize(card.id.clone(), text, special).await;
+        let room = Some(card.context_tokens);
+        let tokens = gateway.backend.tokenize(card.id.clone(), text, special, room).await;
         tokens.map_err(|refusal| ApiError::from_refusal(refusal, About::member("prompt")))?
     } else {
         let said = |role, content| ChatMessage { role, content, ..ChatMessage::default() };
@@ -105,7 +106,8 @@ async fn render(
     card: &ModelCard,
     prompt: ChatPrompt,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let rendered = gateway.backend.apply_template(card.id.clone(), prompt).await;
+    let room = Some(card.context_tokens);
+    let rendered = gateway.backend.apply_template(card.id.clone(), prompt, room).await;
     Ok(rendered
         .map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?
         .tokens)

@@ -76,7 +76,8 @@ pub(crate) async fn chat_completions(
     let fields = Fields::of_body(&object);
     let card = gateway.model(fields.text("model")?)?;
     let asked = read_chat(&fields, &card, &gateway.config)?;
-    let rendered = gateway.backend.apply_template(card.id.clone(), asked.prompt).await;
+    let room = Some(card.context_tokens);
+    let rendered = gateway.backend.apply_template(card.id.clone(), asked.prompt, room).await;
     let rendered =
         rendered.map_err(|refusal| ApiError::from_refusal(refusal, About::member("messages")))?;
     let mut request = asked.request;

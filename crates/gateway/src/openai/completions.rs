@@ -218,7 +218,8 @@ async fn prompt_tokens(
     };
     // Unlike a message, a prompt is written by whoever knows the model's control tokens.
     let special = SpecialTokens { add: true, parse: true };
-    let tokens = gateway.backend.tokenize(card.id.clone(), text, special).await;
+    let room = Some(card.context_tokens);
+    let tokens = gateway.backend.tokenize(card.id.clone(), text, special, room).await;
     let tokens =
         tokens.map_err(|refusal| ApiError::from_refusal(refusal, About::member("prompt")))?;
     if tokens.is_empty() {

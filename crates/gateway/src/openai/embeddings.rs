@@ -121,7 +121,8 @@ pub(crate) async fn embed_texts(
             Input::Tokens(ids) => ids,
             Input::Text(text) => {
                 let special = SpecialTokens { add: true, parse: false };
-                let ids = gateway.backend.tokenize(card.id.clone(), text, special).await;
+                let room = Some(card.context_tokens);
+                let ids = gateway.backend.tokenize(card.id.clone(), text, special, room).await;
                 ids.map_err(|refusal| ApiError::from_refusal(refusal, About::member("input")))?
             }
         };

@@ -318,6 +318,12 @@ async fn lengths_are_settled_against_the_context() {
     let error = |answer: crate::client::Answer| answer.json()["error"].clone();
     let too_long = client.post(ROUTE, &hello(&json!({"max_tokens": 4096}))).await;
     assert_eq!(error(too_long)["code"], "context_length_exceeded");
+    let said = [json!({"role": "user", "content": "x".repeat(50_000)})];
+    let far_too_long = error(client.post(ROUTE, &json!({"messages": said})).await);
+    assert_eq!(far_too_long["code"], "context_length_exceeded");
+    assert_eq!(far_too_long["param"], "messages");
+    let message = far_too_long["message"].as_str().unwrap();
+    assert!(message.contains("has at least 5000"), "{message}");
     let too_many = client.post(ROUTE, &hello(&json!({"max_tokens": 2000, "n": 3}))).await;
     assert_eq!(error(too_many)["param"], "n");
     let upside_down = client.post(ROUTE, &hello(&json!({"max_tokens": 2, "min_tokens": 3}))).await;

@@ -167,7 +167,16 @@ impl Backend for Fake {
         }
     }
 
-    fn tokenize(&self, _: String, text: String, special: SpecialTokens) -> Reply<'_, Vec<TokenId>> {
+    fn tokenize(
+        &self,
+        _: String,
+        text: String,
+        special: SpecialTokens,
+        tokens_max: Option<u32>,
+    ) -> Reply<'_, Vec<TokenId>> {
+        if let Some(refusal) = certainly_too_long(text.len(), tokens_max) {
+            return Box::pin(async { Err(refusal) });
+        }
         let mut tokens: Vec<TokenId> = text.bytes().map(|byte| TokenId(byte.into())).collect();
         if special.add && !tokens.is_empty() {
             tokens.insert(0, TURN);
@@ -180,7 +189,16 @@ impl Backend for Fake {
         Box::pin(async { Ok(bytes) })
     }
 
-    fn apply_template(&self, _: String, prompt: ChatPrompt) -> Reply<'_, RenderedPrompt> {
+    fn apply_template(
+        &self,
+        _: String,
+        prompt: ChatPrompt,
+        tokens_max: Option<u32>,
+    ) -> Reply<'_, RenderedPrompt> {
+        let said = prompt.messages.iter().map(|message| message.content.len()).sum();
+        if let Some(refusal) = certainly_too_long(said, tokens_max) {
+            return Box::pin(async { Err(refusal) });
+        }
         let (mut text, mut tokens) = (String::new(), Vec::new());
         for message in &prompt.messages {
             text.push_str(&format!("<|turn|>{}\n{}\n", message.role.as_str(), message.content));
@@ -382,4 +400,10 @@ fn finished(request: &GenerationRequest, reason: FinishReason, drawn: u32) -> Fi
 fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) ^ (state >> 33)
+}
+
+/// Every byte is a token; more than ten times the room is told from the length alone.
+fn certainly_too_long(bytes: usize, tokens_max: Option<u32>) -> Option<Refusal> {
+    let (tokens_min, context_tokens) = (u32::try_from(bytes / 10).unwrap(), tokens_max?);
+    (tokens_min > context_tokens).then_some(Refusal::PromptTooLong { tokens_min, context_tokens })
 }

@@ -20,6 +20,7 @@ use super::listener::{
 };
 use super::thinking::{self, Thinking};
 use super::{card, embedding, forms};
+use crate::background::{Background, BackgroundError};
 use crate::cluster::ClusterHead;
 use crate::driver::{CallerKey, Driver, Purpose, Request, SubmitError};
 use crate::prompt::{Conversation, PromptMaker};
@@ -31,8 +32,12 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// Tokens of a prompt's end that may have opened reasoning: a tag in pieces, and white space.
 const END_TOKENS: usize = 8;
 
-/// Text that is tokenized on the thread that read the request; longer text gets its own.
+/// Text that is tokenized on the thread that read the request; longer text goes to the background.
 const TEXT_BYTES_AT_ONCE: usize = 16 * 1024;
+
+/// Long texts that are tokenized at the same time, so that one of many bytes does not make all
+/// others wait.
+const TEXTS_AT_ONCE: usize = 4;
 
 /// What a backend is made of.
 pub(super) struct Parts {
@@ -63,6 +68,7 @@ pub(super) struct EngineBackend {
     call_style: CallStyle,
     call_markers: Arc<MarkerTokens>,
     forms: forms::Compiler,
+    texts: Background,
     /// Logits of the model, which may be more than its vocabulary has tokens.
     logits: usize,
     /// Turns a caller's key and salt into what the driver tells callers apart by.
@@ -91,6 +97,7 @@ impl EngineBackend {
         Ok(Self {
             card: card::card(&model, &prompts, name, count(context_tokens))?,
             forms: forms::Compiler::new(Arc::clone(&vocabulary), logits, limits),
+            texts: Background::new("text", TEXTS_AT_ONCE),
             vocabulary,
             prompts: Arc::new(prompts),
             call_style,
@@ -174,6 +181,18 @@ impl EngineBackend {
             let _ = self.vocabulary.append_bytes(*token, true, &mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Runs work that grows with `bytes` where it holds nobody up.
+    async fn at_leisure<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if bytes <= TEXT_BYTES_AT_ONCE {
+            return work();
+        }
+        self.texts.run(work).await.map_err(BackgroundError::into_refusal)?
     }
 
     fn check_ready(&self) -> Result<(), Refusal> {
@@ -296,10 +315,15 @@ impl Backend for EngineBackend {
         _model: String,
         text: String,
         special: SpecialTokens,
+        tokens_max: Option<u32>,
     ) -> Reply<'_, Vec<TokenId>> {
+        // Before it waits for its turn in the background.
+        if let Err(refusal) = refuse_beyond(tokens_max, self.vocabulary.tokens_at_least(&text)) {
+            return Box::pin(async { Err(refusal) });
+        }
         let vocabulary = Arc::clone(&self.vocabulary);
         let bytes = text.len();
-        Box::pin(at_leisure(bytes, move || {
+        Box::pin(self.at_leisure(bytes, move || {
             let tokens = vocabulary
                 .tokenize(&text, special.add, special.parse)
                 .map_err(|error| compute_failure(&error))?;
@@ -309,7 +333,7 @@ impl Backend for EngineBackend {
 
     fn detokenize(&self, _model: String, ids: Vec<TokenId>) -> Reply<'_, Vec<u8>> {
         let vocabulary = Arc::clone(&self.vocabulary);
-        Box::pin(at_leisure(ids.len(), move || {
+        Box::pin(self.at_leisure(ids.len(), move || {
             let mut bytes = Vec::new();
             for token in tokens(&ids)? {
                 vocabulary
@@ -320,14 +344,22 @@ impl Backend for EngineBackend {
         }))
     }
 
-    fn apply_template(&self, _model: String, prompt: ChatPrompt) -> Reply<'_, RenderedPrompt> {
+    fn apply_template(
+        &self,
+        _model: String,
+        prompt: ChatPrompt,
+        tokens_max: Option<u32>,
+    ) -> Reply<'_, RenderedPrompt> {
         let (vocabulary, prompts) = (Arc::clone(&self.vocabulary), Arc::clone(&self.prompts));
-        let bytes = prompt.messages.iter().map(|message| message.content.len()).sum();
-        Box::pin(at_leisure(bytes, move || {
+        let said = prompt.messages.iter().map(|message| message.content.len());
+        let offered = prompt.tools.iter().map(|tool| tool.parameters.len());
+        let bytes = said.chain(offered).sum();
+        Box::pin(self.at_leisure(bytes, move || {
             let conversation = Conversation::from_prompt(&prompt, prompts.abilities());
             let problem =
                 |error: anyhow::Error| Refusal::Template { problem: format!("{error:#}") };
             let rendered = prompts.render(&conversation).map_err(problem)?;
+            refuse_beyond(tokens_max, rendered.tokens_at_least(&vocabulary))?;
             let tokens = rendered.tokens(&vocabulary).map_err(|error| {
                 Refusal::Failed(Failure::Compute { cause: format!("{error:#}") })
             })?;
@@ -345,16 +377,15 @@ impl Backend for EngineBackend {
     }
 }
 
-/// Runs work that grows with `bytes` where it holds nobody up.
-async fn at_leisure<T: Send + 'static>(
-    bytes: usize,
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    if bytes <= TEXT_BYTES_AT_ONCE {
-        return work();
+/// Refuses a prompt that has `tokens_min` tokens at least where there is room for fewer.
+fn refuse_beyond(tokens_max: Option<u32>, tokens_min: usize) -> Result<(), Refusal> {
+    let tokens_min = count(tokens_min);
+    match tokens_max {
+        Some(context_tokens) if tokens_min > context_tokens => {
+            Err(Refusal::PromptTooLong { tokens_min, context_tokens })
+        }
+        _ => Ok(()),
     }
-    let abandoned = |_| Refusal::Failed(Failure::Abandoned);
-    tokio::task::spawn_blocking(work).await.map_err(abandoned)?
 }
 
 /// Why the driver did not take a request, as clients are told.

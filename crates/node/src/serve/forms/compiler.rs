@@ -3,7 +3,6 @@
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -12,12 +11,12 @@ use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId,
 };
 use llguidance::{Matcher, ParserFactory};
-use motley_gateway::{Failure, Refusal};
+use motley_gateway::Refusal;
 use motley_ggml::{Token, Vocabulary};
-use tokio::sync::{Semaphore, oneshot};
 
 use super::grammar::{Grammar, Scope};
 use super::matcher::{FormMatcher, Opening, Trigger, problem};
+use crate::background::{Background, BackgroundError};
 use crate::driver::Constrainer;
 
 /// What compiling grammars may take.
@@ -36,9 +35,6 @@ pub(in crate::serve) struct FormLimits {
 /// Grammars that are compiled at the same time. One that takes too long keeps its worker until the
 /// limits below end it.
 const WORKERS: usize = 2;
-
-/// Stack of a worker: schemas nest at most as deep as the gateway lets them, patterns deeper.
-const STACK_BYTES: usize = 16 << 20;
 
 /// Bytes of a token that a form may use; longer ones are white space and rules of a page's width.
 const TOKEN_BYTES_MAX: usize = 512;
@@ -67,7 +63,7 @@ fn parser_limits(memory_bytes: usize) -> ParserLimits {
 /// Makes matchers for one model's vocabulary.
 pub(in crate::serve) struct Compiler {
     shared: Arc<Shared>,
-    workers: Arc<Semaphore>,
+    workers: Background,
     time_max: Duration,
 }
 
@@ -106,7 +102,7 @@ impl Compiler {
         let shared = Shared { vocabulary, logits, memory_bytes, factory: OnceLock::new(), kept };
         Self {
             shared: Arc::new(shared),
-            workers: Arc::new(Semaphore::new(WORKERS)),
+            workers: Background::new("grammar", WORKERS),
             time_max: limits.compile,
         }
     }
@@ -145,22 +141,8 @@ impl Compiler {
         &self,
         work: impl FnOnce(&Shared) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let abandoned = || Refusal::Failed(Failure::Abandoned);
-        let workers = Arc::clone(&self.workers);
-        let place = workers.acquire_owned().await.map_err(|_| abandoned())?;
-        let (send, done) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
-        let work = move || {
-            // Nobody may wait any more.
-            let _ = send.send(work(&shared));
-            drop(place);
-        };
-        thread::Builder::new()
-            .name("grammar".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(work)
-            .map_err(|error| Refusal::Failed(Failure::Compute { cause: error.to_string() }))?;
-        done.await.map_err(|_| abandoned())
+        self.workers.run(move || work(&shared)).await.map_err(BackgroundError::into_refusal)
     }
 }
 
@@ -207,11 +189,13 @@ impl Shared {
         let (matcher, bytes) = llguidance::panic_utils::catch_unwind(work)
             .map_err(|error| grammar.refusal(&problem(&error)))?;
         let matcher = Arc::new(matcher);
-        self.kept().keep(KeptGrammar {
+        let gone = self.kept().keep(KeptGrammar {
             text: grammar.text().to_owned(),
             matcher: Arc::clone(&matcher),
             bytes: bytes + grammar.text().len(),
         });
+        // Freeing takes a while, for which nobody is to wait on the lock.
+        drop(gone);
         Ok(matcher)
     }
 }
@@ -307,13 +291,18 @@ impl Kept {
         Some(matcher)
     }
 
-    pub(super) fn keep(&mut self, entry: KeptGrammar) {
+    /// Keeps a grammar, and gives back those that have to go for it.
+    pub(super) fn keep(&mut self, entry: KeptGrammar) -> Vec<KeptGrammar> {
+        let mut gone = Vec::new();
         self.bytes += entry.bytes;
         self.entries.push(entry);
         let limits = self.limits;
         while self.entries.len() > limits.kept || self.bytes > limits.kept_bytes {
-            self.bytes -= self.entries.remove(0).bytes;
+            let first = self.entries.remove(0);
+            self.bytes -= first.bytes;
+            gone.push(first);
         }
+        gone
     }
 }
 
