@@ -1,7 +1,7 @@
 //! The loop of the engine thread at a ring's head: admit, send micro-batches on their way, compute
 //! this device's stops, choose tokens.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,8 +76,26 @@ struct Counted {
     steps: u64,
     busy: Duration,
     tokens: TokenTimes,
-    /// The micro-batch of one row that is alone on its way, and since when.
-    alone: Option<(MicroBatchId, Instant)>,
+    /// Micro-batches on their way, in the order in which they come back.
+    sent: VecDeque<Sent>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    id: MicroBatchId,
+    since: Instant,
+    /// It has one row, and no other was on its way beside it.
+    is_lone_token: bool,
+}
+
+impl Counted {
+    /// What has come back. What was before it never will.
+    fn back(&mut self, id: MicroBatchId) -> Option<Sent> {
+        while self.sent.front().is_some_and(|sent| sent.id < id) {
+            self.sent.pop_front();
+        }
+        self.sent.pop_front_if(|sent| sent.id == id)
+    }
 }
 
 impl Head {
@@ -286,8 +304,10 @@ impl Head {
             }
             let tokens = micro_batch.tokens.iter().map(|token| token.cast_signed()).collect();
             let batch = std::mem::take(&mut micro_batch.batch);
-            let alone = batch.rows() == 1 && self.scheduler.counts().micro_batches == 1;
-            self.counted.alone = alone.then(|| (micro_batch.id, Instant::now()));
+            let is_lone_token = batch.rows() == 1 && self.scheduler.counts().micro_batches == 1;
+            let (id, since) = (micro_batch.id, Instant::now());
+            self.counted.sent.iter_mut().for_each(|sent| sent.is_lone_token = false);
+            self.counted.sent.push_back(Sent { id, since, is_lone_token });
             if let Err(refused) = self.member.begin(micro_batch.id, batch, Payload::Tokens(tokens))
             {
                 // It builds on rows that have just failed.
@@ -322,9 +342,13 @@ impl Head {
         match self.member.computed(work, Payload::Values(product)) {
             Computed::Send(outgoing) => self.links.send(outgoing),
             Computed::Done { micro_batch, product, .. } => {
-                if let Some((_, began)) = self.counted.alone.take_if(|it| it.0 == micro_batch) {
-                    self.counted.tokens.rounds += 1;
-                    self.counted.tokens.around += began.elapsed();
+                if let Some(sent) = self.counted.back(micro_batch) {
+                    let took = sent.since.elapsed();
+                    self.scheduler.took(micro_batch, took);
+                    if sent.is_lone_token {
+                        self.counted.tokens.rounds += 1;
+                        self.counted.tokens.around += took;
+                    }
                 }
                 self.account(micro_batch, product.values());
                 if let Payload::Values(values) = product {

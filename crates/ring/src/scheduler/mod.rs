@@ -4,12 +4,14 @@
 //! micro-batch to come back, [`Scheduler::completed`], choose tokens, [`Scheduler::push_token`] or
 //! [`Scheduler::finish`]. `queue` decides who gets a slot, `slots` what a slot holds.
 
+mod pace;
 mod queue;
 mod slots;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use motley_cluster::{PREFILL_ROWS_MIN, prefill_chunk_rows};
 
@@ -17,21 +19,24 @@ use crate::assignment::Assignment;
 use crate::batch::{Batch, MicroBatchId, Run, SlotIndex, Wanted};
 use crate::limits::{WAITING_MAX, WAITING_PER_CALLER_MAX};
 
+use pace::Pace;
 use queue::Queue;
 pub use queue::SubmitRefused;
 pub use slots::{ReuseRule, SlotPhase, SlotState};
 use slots::{Sequence, Slot};
 
-/// Rows of prompts in a micro-batch while other sequences wait for their next token, by default and
-/// for each prompt that waits.
+/// Rows of prompts in a micro-batch while other sequences wait for their next token, for each
+/// prompt that waits: at least so many, and more where more cost the others little.
 ///
 /// On a processor a micro-batch of 32 to 64 rows costs about as much as its rows, so that more
-/// would only make the others wait longer; on a GPU up to a few hundred cost little more than one.
-/// 64 holds the others up for little and loses little prompt speed on either. Where many prompts
-/// wait, more are waiting for their first token than for their next; and a prompt counts once more
-/// for each that was complete before it was begun. A driver that measures its steps may change it
-/// at any time.
+/// would only make the others wait longer. Where many prompts wait, more are waiting for their
+/// first token than for their next; and a prompt counts once more for each that was complete before
+/// it was begun.
 const PREFILL_ROWS_WHILE_DECODING: u32 = 64;
+
+/// The least rows into which a short prompt is cut for the sake of others' next tokens, and what
+/// its pieces are multiples of, so that the shapes of few graphs serve.
+const PIECE_ROWS: u32 = 8;
 
 /// Rows of a prompt in a micro-batch where all of them are wanted: logits of one row take up to a
 /// megabyte.
@@ -57,7 +62,9 @@ pub struct SchedulerOptions {
     /// Micro-batches on their way at once: the stages of the ring.
     pub groups: u32,
     /// Rows of prompts in a micro-batch while other sequences wait for their next token, for each
-    /// prompt that waits.
+    /// prompt that waits. A prompt that has no more and waits alone comes in smaller pieces where
+    /// measured times say that it would hold the others up for long otherwise; where they say that
+    /// more rows cost the others little, there are more.
     pub prefill_rows_while_decoding: u32,
     /// Requests that wait for a slot.
     pub waiting_max: u32,
@@ -165,6 +172,8 @@ struct InFlight {
     id: MicroBatchId,
     runs: Vec<Run>,
     requests: Vec<RequestId>,
+    /// Rows that are of prompts.
+    prompt_rows: u32,
 }
 
 /// Sequences, slots and micro-batches of one ring.
@@ -188,6 +197,7 @@ pub struct Scheduler {
     next_id: u64,
     /// The last micro-batch was a prompt's alone, and next tokens rested.
     tokens_rested: bool,
+    pace: Pace,
     held: bool,
     /// Sequences at once, of which those that run already may be more.
     slots_max: u32,
@@ -215,6 +225,7 @@ impl Scheduler {
             order: Vec::new(),
             next_id: 0,
             tokens_rested: false,
+            pace: Pace::default(),
             held: false,
             moment: 0,
         }
@@ -224,11 +235,6 @@ impl Scheduler {
     #[must_use]
     pub const fn options(&self) -> &SchedulerOptions {
         &self.options
-    }
-
-    /// Changes how many rows of prompts go with other sequences' tokens.
-    pub fn set_prefill_rows_while_decoding(&mut self, rows: u32) {
-        self.options.prefill_rows_while_decoding = rows.max(1);
     }
 
     /// Stops giving slots to requests that wait, so that what runs can end before another
@@ -291,12 +297,22 @@ impl Scheduler {
             id: micro_batch.id,
             runs: Vec::new(),
             requests: Vec::new(),
+            prompt_rows: 0,
         });
         sent.id = micro_batch.id;
+        sent.prompt_rows = micro_batch.batch.rows() - self.tokens_in(micro_batch);
         sent.runs.extend_from_slice(micro_batch.batch.runs());
         sent.requests.extend_from_slice(&micro_batch.requests);
         self.in_flight.push(sent);
         true
+    }
+
+    /// Notes how long a micro-batch was on its way, before it is told that it came back.
+    pub fn took(&mut self, id: MicroBatchId, time: Duration) {
+        if let Some(sent) = self.in_flight.iter().find(|sent| sent.id == id) {
+            let rows = sent.runs.iter().map(|run| run.rows).sum();
+            self.pace.learn(rows, sent.prompt_rows, time);
+        }
     }
 
     /// Notes that a micro-batch came back, and fills `ready` with the requests whose rows were
@@ -421,6 +437,8 @@ impl Scheduler {
         self.slots.resize_with(options.slots as usize, Slot::default);
         self.slots_max = options.slots;
         self.options = options;
+        // Another ring has another pace.
+        self.pace = Pace::default();
     }
 
     /// Tokens of a running request's prompt that its slot held when it came.
@@ -455,6 +473,13 @@ impl Scheduler {
             micro_batches: self.in_flight.len() as u32,
             slots_free: free,
         }
+    }
+
+    /// Rows of a micro-batch that are next tokens.
+    fn tokens_in(&self, micro_batch: &MicroBatch) -> u32 {
+        let sequence = |run: &Run| self.slots[run.slot.0 as usize].sequence.as_ref();
+        let is_token = |run: &&Run| sequence(run).is_some_and(Sequence::is_decoding);
+        micro_batch.batch.runs().iter().filter(is_token).map(|run| run.rows).sum()
     }
 
     fn running(&self, request: RequestId) -> Option<&Sequence> {
@@ -575,7 +600,7 @@ impl Scheduler {
         let (tokens, prompts) = self.order.split_at(first as usize);
         let Some(prompt) = prompts.first() else { return false };
         let most = self.options.batch_rows_max;
-        if tokens.is_empty() || self.room_beside_tokens(prompts) < most {
+        if tokens.is_empty() || self.room_beside_tokens(prompts, first) < most {
             return false;
         }
         let slot = &self.slots[*prompt as usize];
@@ -585,11 +610,20 @@ impl Scheduler {
         !is_cut && first < most && pending.div_ceil(most) < pending.div_ceil(most - first)
     }
 
-    /// Rows that prompts may have beside next tokens, whatever the size of a micro-batch.
-    fn room_beside_tokens(&self, prompts: &[u32]) -> u32 {
+    /// Rows that prompts may have beside so many next tokens, whatever the size of a micro-batch.
+    fn room_beside_tokens(&self, prompts: &[u32], tokens: u32) -> u32 {
         let overtaken = |slot: &u32| self.slots[*slot as usize].overtaken();
         let weight: u32 = prompts.iter().map(|slot| 1 + overtaken(slot)).sum();
-        self.options.prefill_rows_while_decoding.saturating_mul(weight)
+        let usual = self.options.prefill_rows_while_decoding;
+        let Some(bearable) = self.pace.rows_beside(tokens) else {
+            return usual.saturating_mul(weight);
+        };
+        match prompts {
+            [slot] if self.slots[*slot as usize].rows_to_compute() <= usual => {
+                (bearable - bearable % PIECE_ROWS).clamp(PIECE_ROWS.min(usual), usual)
+            }
+            _ => usual.max(bearable).saturating_mul(weight),
+        }
     }
 
     /// Decides how many rows of the prompts, which follow the `first` slots of the order, come in
@@ -603,7 +637,7 @@ impl Scheduler {
     fn share_prompts(&mut self, first: u32, others_decode: bool) {
         let mut room = self.options.batch_rows_max - first;
         if others_decode {
-            room = room.min(self.room_beside_tokens(&self.order[first as usize..]));
+            room = room.min(self.room_beside_tokens(&self.order[first as usize..], first));
         }
         let Self { options, slots, shares, order, .. } = self;
         let prompts = &order[first as usize..];

@@ -164,6 +164,11 @@ impl Slot {
         self.sequence.as_ref().map_or(0, |sequence| sequence.prompt_tokens as u32)
     }
 
+    /// Rows of the prompt that were not in the slot when it came.
+    pub(super) fn rows_to_compute(&self) -> u32 {
+        self.sequence.as_ref().map_or(0, |it| (it.prompt_tokens as u32).saturating_sub(it.cached))
+    }
+
     /// Tokens of the request's prompt that need not be computed again, if it came here.
     pub(super) fn reusable(&self, ask: &Ask, rule: ReuseRule) -> u32 {
         if ask.prompt_rows || self.owner != Some((ask.caller, ask.cache_salt)) {

@@ -214,6 +214,47 @@ fn the_last_of_many_prompts_gets_as_much_room_as_the_first() {
     .assert_eq(&sent);
 }
 
+/// Rows in which a prompt comes beside three answers, where a micro-batch takes so many
+/// milliseconds and five more for each row.
+fn pieces(once_ms: u64, prompt: u32) -> Vec<u32> {
+    let options = SchedulerOptions { batch_rows_max: 256, context_tokens: 512, ..OPTIONS };
+    let mut bench = Bench::new(SchedulerOptions { prefill_rows_while_decoding: 64, ..options });
+    for request in 1..=3 {
+        let mut answered = ask(request, 0, &numbers(40));
+        answered.tokens_max = 100;
+        bench.submit(answered).expect("there is room");
+    }
+    let mut pieces = Vec::new();
+    for step in 0..10 {
+        if step == 5 {
+            bench.ask(4, &numbers(prompt));
+        }
+        assert!(bench.scheduler.next_batch(&mut bench.micro_batch));
+        let MicroBatch { id, batch, requests, .. } = &bench.micro_batch;
+        let runs = batch.runs().iter().zip(requests);
+        pieces.extend(runs.filter(|it| *it.1 == RequestId(4)).map(|it| it.0.rows));
+        let time = Duration::from_millis(once_ms + 5 * u64::from(batch.rows()));
+        bench.scheduler.took(*id, time);
+        bench.on_their_way.push(*id);
+        bench.come_back();
+    }
+    pieces
+}
+
+/// A chat of thirty tokens beside ten answers tripled the time of one step for all of them.
+#[test]
+fn a_short_prompt_is_cut_by_what_its_rows_cost_the_others() {
+    assert_eq!(pieces(0, 30)[..4], [8, 8, 8, 6], "each row costs its time");
+    assert_eq!(pieces(100, 30)[..2], [16, 14]);
+    assert_eq!(pieces(500, 30)[..1], [30], "rows are nearly free");
+}
+
+#[test]
+fn a_longer_prompt_comes_in_as_many_rows_as_the_others_can_bear() {
+    assert_eq!(pieces(0, 140)[..3], [64, 64, 12], "64 at least");
+    assert_eq!(pieces(500, 140)[..2], [70, 70]);
+}
+
 #[test]
 fn a_long_prompt_that_has_begun_gains_no_more_room() {
     let options = SchedulerOptions { batch_rows_max: 512, context_tokens: 1024, ..OPTIONS };
