@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use llama_cpp_sys_2 as sys;
 
+use crate::arena::{Arena, Region};
 use crate::element::ElementType;
 use crate::graph::Graph;
 use crate::log;
@@ -180,6 +181,11 @@ impl BufferKind {
             .into_owned()
     }
 
+    /// Whether the memory is the process's own, in whatever layout.
+    pub(crate) fn is_in_processor_memory(&self) -> bool {
+        self.device.kind() == DeviceKind::Cpu
+    }
+
     /// Whether a matrix of `rows` rows of `row_elements` may be kept here as the weight of a
     /// matrix product with 32-bit floats.
     pub fn holds_matrix(&self, element: ElementType, row_elements: usize, rows: usize) -> bool {
@@ -273,27 +279,38 @@ pub struct StartError {
 /// A device made ready to run graphs.
 #[derive(Debug)]
 pub struct Backend {
-    raw: NonNull<sys::ggml_backend>,
     device: Device,
-    // Dropped after the back-end that uses it; see `Drop`.
-    pool: Option<ThreadPool>,
+    runner: Runner,
 }
+
+#[derive(Debug)]
+enum Runner {
+    Processor(Processor),
+    Driver(Driver),
+}
+
+/// The compute threads and what they share.
+#[derive(Debug)]
+struct Processor {
+    pool: ThreadPool,
+    /// Of the pool's threads those that compute.
+    threads: i32,
+    /// Where operations keep what they need beside their tensors. ggml's own back-end takes it from
+    /// the heap, at any multiple of 16 bytes; here it begins a cache line, so that no vector that is
+    /// read from it lies in two.
+    work: Option<Region>,
+}
+
+/// A back-end of ggml for another device than the processor.
+#[derive(Debug)]
+struct Driver(NonNull<sys::ggml_backend>);
 
 impl Backend {
     /// The processor with a pool of compute threads.
     pub fn cpu(pool: ThreadPool) -> Self {
-        let device = Device::cpu();
-        // SAFETY: a fresh CPU back-end; the pool outlives it because it is dropped after `raw`.
-        let raw = unsafe {
-            let raw = sys::ggml_backend_cpu_init();
-            sys::ggml_backend_cpu_set_n_threads(
-                raw,
-                i32::try_from(pool.threads()).expect("at most 512"),
-            );
-            sys::ggml_backend_cpu_set_threadpool(raw, pool.raw());
-            raw
-        };
-        Self { raw: NonNull::new(raw).expect("the CPU back-end starts"), device, pool: Some(pool) }
+        let threads = i32::try_from(pool.threads()).expect("at most 512");
+        let runner = Runner::Processor(Processor { pool, threads, work: None });
+        Self { device: Device::cpu(), runner }
     }
 
     /// Makes another device than the processor ready.
@@ -308,7 +325,7 @@ impl Backend {
         // SAFETY: the handle is static, and no back-end of ggml needs parameters.
         let raw = unsafe { sys::ggml_backend_dev_init(device.raw.as_ptr(), std::ptr::null()) };
         match NonNull::new(raw) {
-            Some(raw) => Ok(Self { raw, device, pool: None }),
+            Some(raw) => Ok(Self { device, runner: Runner::Driver(Driver(raw)) }),
             None => Err(StartError { device: device.name(), message: log::take_last_error() }),
         }
     }
@@ -320,7 +337,10 @@ impl Backend {
 
     /// Compute threads, where the device has any.
     pub fn threads(&self) -> Option<usize> {
-        self.pool.as_ref().map(ThreadPool::threads)
+        match &self.runner {
+            Runner::Processor(processor) => Some(processor.pool.threads()),
+            Runner::Driver(_) => None,
+        }
     }
 
     /// Lets only so many threads of the pool compute from now on.
@@ -328,11 +348,12 @@ impl Backend {
     /// # Panics
     /// When the device has no pool, or one of fewer threads.
     pub fn use_threads(&mut self, threads: usize) {
-        let all = self.threads().expect("only the processor has threads");
+        let Runner::Processor(processor) = &mut self.runner else {
+            panic!("only the processor has threads");
+        };
+        let all = processor.pool.threads();
         assert!((1..=all).contains(&threads), "{threads} of {all} threads");
-        let threads = i32::try_from(threads).expect("at most 512");
-        // SAFETY: the handle is live and of the CPU back-end; the pool has so many threads.
-        unsafe { sys::ggml_backend_cpu_set_n_threads(self.raw.as_ptr(), threads) }
+        processor.threads = i32::try_from(threads).expect("at most 512");
     }
 
     /// Runs `graph` to its end.
@@ -379,8 +400,14 @@ impl Backend {
     /// # Safety
     /// Every tensor of the graph has memory.
     unsafe fn run(&mut self, graph: *mut sys::ggml_cgraph) -> Result<(), ComputeError> {
-        // SAFETY: promised by the caller.
-        let status = unsafe { sys::ggml_backend_graph_compute(self.raw.as_ptr(), graph) };
+        let status = match &mut self.runner {
+            // SAFETY: promised by the caller.
+            Runner::Processor(processor) => unsafe { processor.run(graph)? },
+            // SAFETY: as above, and the handle is live.
+            Runner::Driver(driver) => unsafe {
+                sys::ggml_backend_graph_compute(driver.0.as_ptr(), graph)
+            },
+        };
         if status == sys::GGML_STATUS_SUCCESS {
             Ok(())
         } else {
@@ -389,9 +416,33 @@ impl Backend {
     }
 }
 
-impl Drop for Backend {
+impl Processor {
+    /// # Safety
+    /// Every tensor of the graph has memory.
+    unsafe fn run(&mut self, graph: *mut sys::ggml_cgraph) -> Result<i32, ComputeError> {
+        // SAFETY: the graph is live, and so is the pool, which has so many threads.
+        let mut plan = unsafe { sys::ggml_graph_plan(graph, self.threads, self.pool.raw()) };
+        if self.work.as_ref().is_none_or(|work| work.bytes() < plan.work_size) {
+            self.work = None;
+            let work = Arena::reserve(plan.work_size).map_err(ComputeError::no_memory)?;
+            self.work = Some(work.1);
+        }
+        plan.work_data =
+            self.work.as_mut().map_or(std::ptr::null_mut(), |work| work.bytes_mut().as_mut_ptr());
+        // SAFETY: promised by the caller; the plan is of this graph and has the memory it asks for.
+        Ok(unsafe { sys::ggml_graph_compute(graph, &mut plan) })
+    }
+}
+
+impl ComputeError {
+    fn no_memory(error: std::io::Error) -> Self {
+        Self::Backend { status: sys::GGML_STATUS_ALLOC_FAILED, message: error.to_string() }
+    }
+}
+
+impl Drop for Driver {
     fn drop(&mut self) {
-        // SAFETY: the back-end is owned; its thread pool is a field and is dropped afterwards.
-        unsafe { sys::ggml_backend_free(self.raw.as_ptr()) }
+        // SAFETY: the back-end is owned.
+        unsafe { sys::ggml_backend_free(self.0.as_ptr()) }
     }
 }

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use llama_cpp_sys_2 as sys;
 
+use crate::arena;
 use crate::backend::{Backend, Device, DeviceKind};
 use crate::element::ElementType;
 use crate::log;
@@ -464,6 +465,23 @@ impl Graph {
         }
     }
 
+    /// Asks for large pages for the compute memory that the graph was just given.
+    fn prefer_large_pages(&self) {
+        // SAFETY: walks the tensors of the owned context. Those that are no views lie in the
+        // buffer of the processor's memory that was just made for this graph.
+        unsafe {
+            let mut next = sys::ggml_get_first_tensor(self.context.as_ptr());
+            while let Some(tensor) = NonNull::new(next) {
+                if tensor.as_ref().view_src.is_null()
+                    && let Some(buffer) = NonNull::new(tensor.as_ref().buffer)
+                {
+                    return arena::prefer_large_pages(buffer);
+                }
+                next = sys::ggml_get_next_tensor(self.context.as_ptr(), next);
+            }
+        }
+    }
+
     fn checked<T: Scalar>(
         &self,
         tensor: NonNull<sys::ggml_tensor>,
@@ -564,6 +582,9 @@ impl ComputeBuffer {
         if bytes != self.memory.bytes.get() || !done {
             self.memory.bytes.set(bytes);
             self.memory.round.set(self.memory.round.get() + 1);
+            if done && device.kind() == DeviceKind::Cpu {
+                graph.prefer_large_pages();
+            }
         }
         if !done {
             return Err(AllocateError { message: log::take_last_error() });

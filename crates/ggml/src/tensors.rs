@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use llama_cpp_sys_2 as sys;
 
-use crate::arena::{Arena, Region};
+use crate::arena::{self, Arena, Region};
 use crate::backend::{BufferKind, Device};
 use crate::element::ElementType;
 use crate::file::MappedFile;
@@ -145,6 +145,10 @@ impl TensorSet {
             });
         };
         set.buffer = Some(buffer);
+        if kind.is_in_processor_memory() {
+            // SAFETY: the buffer is owned by the set and lies in memory of this process.
+            unsafe { arena::prefer_large_pages(buffer) };
+        }
         // SAFETY: the buffer is owned by the set.
         unsafe { sys::ggml_backend_buffer_clear(buffer.as_ptr(), 0) };
         Ok(Rc::new(set))
