@@ -172,8 +172,6 @@ struct InFlight {
     id: MicroBatchId,
     runs: Vec<Run>,
     requests: Vec<RequestId>,
-    /// Rows that are of prompts.
-    prompt_rows: u32,
 }
 
 /// Sequences, slots and micro-batches of one ring.
@@ -297,10 +295,8 @@ impl Scheduler {
             id: micro_batch.id,
             runs: Vec::new(),
             requests: Vec::new(),
-            prompt_rows: 0,
         });
         sent.id = micro_batch.id;
-        sent.prompt_rows = micro_batch.batch.rows() - self.tokens_in(micro_batch);
         sent.runs.extend_from_slice(micro_batch.batch.runs());
         sent.requests.extend_from_slice(&micro_batch.requests);
         self.in_flight.push(sent);
@@ -311,7 +307,7 @@ impl Scheduler {
     pub fn took(&mut self, id: MicroBatchId, time: Duration) {
         if let Some(sent) = self.in_flight.iter().find(|sent| sent.id == id) {
             let rows = sent.runs.iter().map(|run| run.rows).sum();
-            self.pace.learn(rows, sent.prompt_rows, time);
+            self.pace.learn(rows, time);
         }
     }
 
@@ -473,13 +469,6 @@ impl Scheduler {
             micro_batches: self.in_flight.len() as u32,
             slots_free: free,
         }
-    }
-
-    /// Rows of a micro-batch that are next tokens.
-    fn tokens_in(&self, micro_batch: &MicroBatch) -> u32 {
-        let sequence = |run: &Run| self.slots[run.slot.0 as usize].sequence.as_ref();
-        let is_token = |run: &&Run| sequence(run).is_some_and(Sequence::is_decoding);
-        micro_batch.batch.runs().iter().filter(is_token).map(|run| run.rows).sum()
     }
 
     fn running(&self, request: RequestId) -> Option<&Sequence> {
