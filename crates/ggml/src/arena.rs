@@ -79,27 +79,50 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Asks the system for large pages where a buffer of ggml's covers any: weights are read from end to
-/// end for each token, and with pages of 4 KiB the processor spends a part of that time looking up
-/// where they are.
+/// Asks the system for large pages for a buffer of ggml's, if so many lie ready: weights are read
+/// from end to end for each token, and with pages of 4 KiB the processor spends a part of that time
+/// looking up where they are. Where the system would have to move memory first, loading could take
+/// several times as long.
 ///
 /// # Safety
 /// The buffer is live and its bytes are memory of this process.
 pub(crate) unsafe fn prefer_large_pages(buffer: NonNull<sys::ggml_backend_buffer>) {
+    // SAFETY: the buffer is live.
+    let bytes = unsafe { sys::ggml_backend_buffer_get_size(buffer.as_ptr()) };
+    if bytes < LARGE_PAGE_BYTES || !large_pages_lie_ready(bytes) {
+        return;
+    }
     #[cfg(target_os = "linux")]
     // SAFETY: as promised; the range covers whole pages inside the buffer, and the advice changes
     // nothing but how the system provides them. Without large pages reading is only slower.
     unsafe {
         let start = sys::ggml_backend_buffer_get_base(buffer.as_ptr());
-        let bytes = sys::ggml_backend_buffer_get_size(buffer.as_ptr());
         let before = start.cast::<u8>().align_offset(Arena::ALIGNMENT);
         if let Some(length) = bytes.checked_sub(before) {
             let whole_pages = length & !(Arena::ALIGNMENT - 1);
             let _ = libc::madvise(start.byte_add(before), whole_pages, libc::MADV_HUGEPAGE);
         }
     }
-    #[cfg(not(target_os = "linux"))]
-    let _ = buffer;
+}
+
+/// Whether so many bytes are free in large pages now; false where the system does not tell.
+fn large_pages_lie_ready(bytes: usize) -> bool {
+    std::fs::read_to_string("/proc/buddyinfo").is_ok_and(|table| free_large_bytes(&table) >= bytes)
+}
+
+/// Bytes in free blocks of a large page and more, by Linux's table: of each zone of memory how many
+/// free blocks there are of one page, of two, of four and so on.
+fn free_large_bytes(table: &str) -> usize {
+    let blocks = |zone: &str| {
+        let counts = zone.split_whitespace().skip(4);
+        let bytes = counts.enumerate().map(|(order, count)| {
+            let block_bytes = Arena::ALIGNMENT << order.min(40);
+            let count = count.parse::<usize>().unwrap_or(0);
+            if block_bytes < LARGE_PAGE_BYTES { 0 } else { count.saturating_mul(block_bytes) }
+        });
+        bytes.sum::<usize>()
+    };
+    table.lines().map(blocks).sum()
 }
 
 /// A part of an arena that only its holder can reach.
@@ -218,6 +241,15 @@ mod tests {
         rest.discard();
         assert!(rest.bytes_mut().iter().all(|byte| *byte == 0));
         assert!(region.bytes_mut().iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    fn free_large_pages_are_counted_over_all_zones() {
+        let table = "Node 0, zone      DMA      1      1      1      0      1      2      1      1      0      2      3\n\
+                     Node 0, zone   Normal   4031   9000    800    700    600    500    400    300    200      0      5\n";
+        assert_eq!(free_large_bytes(table), (2 << 21) + (3 << 22) + (5 << 22));
+        assert_eq!(free_large_bytes(""), 0);
+        assert_eq!(free_large_bytes("nothing of the kind"), 0);
     }
 
     #[test]

@@ -16,6 +16,8 @@ impl ElementType {
     pub const F32: Self = Self(sys::GGML_TYPE_F32);
     /// 16-bit floating point.
     pub const F16: Self = Self(sys::GGML_TYPE_F16);
+    /// 4-bit blocks of 32 with a scale and a minimum.
+    pub const Q4_1: Self = Self(sys::GGML_TYPE_Q4_1);
     /// 8-bit blocks of 32 with one scale.
     pub const Q8_0: Self = Self(sys::GGML_TYPE_Q8_0);
     /// 32-bit integer.

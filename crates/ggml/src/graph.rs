@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 use std::fmt;
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -13,6 +14,7 @@ use crate::arena;
 use crate::backend::{Backend, Device, DeviceKind};
 use crate::element::ElementType;
 use crate::log;
+use crate::q4_1::Turns;
 use crate::segments::{self, Part, Segments};
 use crate::tensors::{TensorId, TensorSet};
 
@@ -123,6 +125,8 @@ struct DeclaredInput {
     index_limit: Option<usize>,
 }
 
+type Raw = NonNull<sys::ggml_tensor>;
+
 /// Makes the nodes of one graph.
 pub struct Builder<'g> {
     pub(crate) context: NonNull<sys::ggml_context>,
@@ -131,6 +135,9 @@ pub struct Builder<'g> {
     inputs: RefCell<Vec<DeclaredInput>>,
     outputs: RefCell<Vec<NonNull<sys::ggml_tensor>>>,
     sets: RefCell<Vec<Rc<TensorSet>>>,
+    turns: RefCell<Vec<Pin<Box<Turns>>>>,
+    /// Rows and how they were laid out last.
+    pub(crate) last_packed: Cell<Option<(Raw, Raw)>>,
     _graph: PhantomData<Cell<&'g ()>>,
 }
 
@@ -223,6 +230,14 @@ impl<'g> Builder<'g> {
         Tensor { raw: NonNull::new(raw).expect("the context has room"), _graph: PhantomData }
     }
 
+    /// Keeps what a node points to for as long as the graph lives.
+    pub(crate) fn keep(&self, turns: Turns) -> *const Turns {
+        let turns = Box::pin(turns);
+        let pointer = std::ptr::from_ref(&*turns);
+        self.turns.borrow_mut().push(turns);
+        pointer
+    }
+
     /// Accounts for one tensor about to be made; ggml would abort on a full context.
     pub(crate) fn take_one(&self) {
         let left = self.tensors_left.get();
@@ -245,6 +260,8 @@ pub struct Graph {
     outputs: Vec<NonNull<sys::ggml_tensor>>,
     // Keep the memory alive that nodes point into.
     sets: Vec<Rc<TensorSet>>,
+    // Nodes of our own hold pointers to them.
+    turns: Vec<Pin<Box<Turns>>>,
     segments: Segments,
     memory: Option<(Rc<ComputeMemory>, u64)>,
 }
@@ -279,6 +296,8 @@ impl Graph {
             inputs: RefCell::default(),
             outputs: RefCell::default(),
             sets: RefCell::default(),
+            turns: RefCell::default(),
+            last_packed: Cell::default(),
             _graph: PhantomData,
         };
         // Owned before `build` runs, so that a panic there frees the context.
@@ -288,6 +307,7 @@ impl Graph {
             inputs: Vec::new(),
             outputs: Vec::new(),
             sets: Vec::new(),
+            turns: Vec::new(),
             segments: Segments::default(),
             memory: None,
         };
@@ -295,6 +315,7 @@ impl Graph {
         graph.inputs = builder.inputs.into_inner();
         graph.outputs = builder.outputs.into_inner();
         graph.sets = builder.sets.into_inner();
+        graph.turns = builder.turns.into_inner();
         (graph, result)
     }
 

@@ -300,7 +300,7 @@ fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, normed: Tensor<'g>) -
 
 /// An upper bound on the tensors that a window makes.
 pub(crate) fn tensors_max(key: &GraphKey, hyper: &HyperParameters) -> usize {
-    const PER_LAYER: usize = 48;
+    const PER_LAYER: usize = 52;
     const PER_MIXTURE: usize = 20;
     const PER_USED_EXPERT: usize = 2;
     const PER_LAYER_AND_GROUP: usize = 6;

@@ -189,8 +189,11 @@ impl<'g> LayerGraph<'_, 'g> {
         weight: &Weight,
         bias: Option<&Weight>,
     ) -> Tensor<'g> {
-        let stored = weight.for_rows(x.shape()[1]);
-        let product = self.builder.mul_mat(self.builder.stored(&stored.set, stored.id), x);
+        let (builder, stored) = (self.builder, weight.for_rows(x.shape()[1]));
+        let weight = builder.stored(&stored.set, stored.id);
+        let packed =
+            if stored.set.is_of_processor() { builder.mul_mat_packed(weight, x) } else { None };
+        let product = packed.unwrap_or_else(|| builder.mul_mat(weight, x));
         match bias {
             Some(bias) => self.builder.add(product, self.stored(bias)),
             None => product,
