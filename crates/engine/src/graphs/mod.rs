@@ -10,8 +10,9 @@ mod qwen3moe;
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 
-use motley_ggml::{Builder, ElementType, Graph, Input, Output, Tensor};
+use motley_ggml::{Builder, ElementType, Graph, Input, Output, Tensor, TensorId, TensorSet};
 use motley_model::{Architecture, HyperParameters};
 
 use crate::cache::Cache;
@@ -287,7 +288,7 @@ fn head<'g>(
 fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, normed: Tensor<'g>) -> Tensor<'g> {
     let head = sources.weights.head.as_ref().expect("checked: the head is held");
     let output = head.output.for_rows(normed.shape()[1]);
-    let mut logits = builder.mul_mat(builder.stored(&output.set, output.id), normed);
+    let mut logits = product(builder, &output.set, output.id, normed);
     if let Some(bias) = &head.output_bias {
         let bias = bias.plain();
         logits = builder.add(logits, builder.stored(&bias.set, bias.id));
@@ -296,6 +297,19 @@ fn logits<'g>(builder: &Builder<'g>, sources: Sources<'_>, normed: Tensor<'g>) -
         logits = builder.scale(builder.tanh(builder.scale(logits, 1.0 / cap)), cap);
     }
     logits
+}
+
+/// The product of stored weights with rows, by what is fastest on their device; the way makes no
+/// difference to any bit of it.
+pub(crate) fn product<'g>(
+    builder: &Builder<'g>,
+    set: &Rc<TensorSet>,
+    id: TensorId,
+    x: Tensor<'g>,
+) -> Tensor<'g> {
+    let weight = builder.stored(set, id);
+    let packed = if set.is_of_processor() { builder.mul_mat_packed(weight, x) } else { None };
+    packed.unwrap_or_else(|| builder.mul_mat(weight, x))
 }
 
 /// An upper bound on the tensors that a window makes.

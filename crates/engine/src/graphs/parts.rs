@@ -7,7 +7,7 @@ use motley_ggml::{Attention, Builder, Rope, RopeKind, Tensor};
 use motley_model::{Activation, HyperParameters, LayerShape, RopeKind as ModelRopeKind};
 
 use crate::cache::Cache;
-use crate::graphs::{ExpertInputs, GraphKey, Shared};
+use crate::graphs::{ExpertInputs, GraphKey, Shared, product};
 use crate::rows::Group;
 use crate::weights::{LayerWeights, Weight};
 
@@ -189,11 +189,8 @@ impl<'g> LayerGraph<'_, 'g> {
         weight: &Weight,
         bias: Option<&Weight>,
     ) -> Tensor<'g> {
-        let (builder, stored) = (self.builder, weight.for_rows(x.shape()[1]));
-        let weight = builder.stored(&stored.set, stored.id);
-        let packed =
-            if stored.set.is_of_processor() { builder.mul_mat_packed(weight, x) } else { None };
-        let product = packed.unwrap_or_else(|| builder.mul_mat(weight, x));
+        let stored = weight.for_rows(x.shape()[1]);
+        let product = product(self.builder, &stored.set, stored.id, x);
         match bias {
             Some(bias) => self.builder.add(product, self.stored(bias)),
             None => product,

@@ -13,6 +13,7 @@ use motley_model::TensorType;
 
 use super::fill::Filler;
 use super::{MeasureError, lower_quartile};
+use crate::graphs;
 
 /// Columns of the matrices: whole blocks of every type, and near the width of common models.
 const COLUMNS: usize = 2048;
@@ -233,7 +234,7 @@ impl ProcessorMeter {
     ) -> Result<Duration, MeasureError> {
         let (mut graph, input) = Graph::build(8, |builder| {
             let (x, input) = builder.input(ElementType::F32, [COLUMNS, vectors, 1, 1]);
-            builder.output(builder.mul_mat(builder.stored(&matrix.set, matrix.id), x));
+            builder.output(graphs::product(builder, &matrix.set, matrix.id, x));
             input
         });
         let mut memory = ComputeBuffer::new(&self.backend);
