@@ -149,7 +149,7 @@ impl Weights {
         let mut loader = Loader::new();
         let store = match parts.placement.fixed() {
             Some(Residency::Mapped) => {
-                loader.map(files, &wanted)?;
+                loader.map(files, directory, &wanted)?;
                 None
             }
             Some(_) => {
@@ -395,11 +395,22 @@ impl Loader {
         Ok(store)
     }
 
-    /// Maps every tensor; those at places that ggml's kernels cannot read are copied.
-    fn map(&mut self, files: &[Arc<MappedFile>], wanted: &[Wanted<'_>]) -> Result<(), TensorError> {
-        let tensors: Vec<&TensorInfo> = wanted.iter().map(|wanted| wanted.tensor).collect();
-        for (file, tensors) in files_of(files, &tensors) {
-            self.map_all(file, &tensors, true)?;
+    /// Maps every tensor; those at places that ggml's kernels cannot read are copied. An embedding
+    /// of its own is not brought into memory: each token needs one row, and plans do not count it.
+    fn map(
+        &mut self,
+        files: &[Arc<MappedFile>],
+        directory: &ModelDirectory,
+        wanted: &[Wanted<'_>],
+    ) -> Result<(), TensorError> {
+        let (rows, whole): (Vec<&TensorInfo>, Vec<&TensorInfo>) = wanted
+            .iter()
+            .map(|wanted| wanted.tensor)
+            .partition(|tensor| directory.output.is_some() && *tensor == &directory.embedding);
+        for (tensors, populated) in [(whole, true), (rows, false)] {
+            for (file, tensors) in files_of(files, &tensors) {
+                self.map_all(file, &tensors, populated)?;
+            }
         }
         Ok(())
     }
