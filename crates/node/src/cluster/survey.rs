@@ -111,7 +111,9 @@ impl ProfileSource {
         if let Some(note) = &tables.note {
             terminal::note(&format!("{note}\n"));
         }
+        let narrow = profile::narrow_tables(options, model_name, model.directory(), &mut |_| {})?;
         let device = plain.merged_into(&tables.merged_into(&device)?)?;
+        let device = narrow.into_iter().try_fold(device, |device, it| it.merged_into(&device))?;
         Ok(Surveyed { measured: true, device })
     }
 }

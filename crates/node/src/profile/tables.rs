@@ -94,6 +94,7 @@ struct Subject<'a> {
     model: &'a str,
     directory: &'a ModelDirectory,
     layout: LayoutChoice,
+    cache: CacheElement,
 }
 
 /// Times of the layers and the head of the model that `directory` describes, under the name that
@@ -108,11 +109,8 @@ pub(crate) fn model_tables(
     directory: &ModelDirectory,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ModelTables, ProfileError> {
-    kept_or_measured(
-        options,
-        Subject { model, directory, layout: LayoutChoice::Measured },
-        progress,
-    )
+    let (layout, cache) = (LayoutChoice::Measured, CacheElement::F16);
+    kept_or_measured(options, Subject { model, directory, layout, cache }, progress)
 }
 
 /// The name that times of a model go by whose weights stay as they are in the file.
@@ -135,7 +133,35 @@ pub(crate) fn plain_tables(
         return Ok(ModelTables::default());
     }
     let model = &plain_model(model);
-    kept_or_measured(options, Subject { model, directory, layout: LayoutChoice::Plain }, progress)
+    let (layout, cache) = (LayoutChoice::Plain, CacheElement::F16);
+    kept_or_measured(options, Subject { model, directory, layout, cache }, progress)
+}
+
+/// The name that times of a model go by whose keys and values have 8 bits.
+pub(crate) fn narrow_model(model: &str) -> String {
+    format!("{model} (8-bit keys and values)")
+}
+
+/// The same with keys and values of 8 bits, in both layouts as far as there are two: attention takes
+/// longer then, and plans choose them where memory is short.
+///
+/// # Errors
+/// As above.
+pub(crate) fn narrow_tables(
+    options: &Options,
+    model: &str,
+    directory: &ModelDirectory,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<[ModelTables; 2], ProfileError> {
+    let cache = CacheElement::Q8_0;
+    let (model, layout) = (&*narrow_model(model), LayoutChoice::Measured);
+    let fast = kept_or_measured(options, Subject { model, directory, layout, cache }, progress)?;
+    if interleaved_bytes_max(directory, &(0..directory.layers.len()).into(), true) == 0 {
+        return Ok([fast, ModelTables::default()]);
+    }
+    let (model, layout) = (&*plain_model(model), LayoutChoice::Plain);
+    let plain = kept_or_measured(options, Subject { model, directory, layout, cache }, progress)?;
+    Ok([fast, plain])
 }
 
 /// Tables of this model that were measured before, in both layouts as far as they were.
@@ -144,20 +170,25 @@ pub(crate) fn kept_tables(
     model: &str,
     directory: &ModelDirectory,
 ) -> Vec<ModelTables> {
-    let plain = plain_model(model);
-    let layouts = [(model, LayoutChoice::Measured), (&*plain, LayoutChoice::Plain)];
-    let kept = |(model, layout)| {
-        let (path, key) = place(options, Subject { model, directory, layout });
+    let caches = [(model.to_owned(), CacheElement::F16), (narrow_model(model), CacheElement::Q8_0)];
+    let subjects = caches.into_iter().flat_map(|(model, cache)| {
+        let plain = plain_model(&model);
+        [(model, LayoutChoice::Measured, cache), (plain, LayoutChoice::Plain, cache)]
+    });
+    let kept = |(model, layout, cache): (String, _, _)| {
+        let subject = Subject { model: &model, directory, layout, cache };
+        let (path, key) = place(options, subject);
         cache::load(&path, &key, options.effort)
     };
-    layouts.into_iter().filter_map(kept).collect()
+    subjects.filter_map(kept).collect()
 }
 
 /// Where tables are kept, and what they depend on.
 fn place(options: &Options, subject: Subject<'_>) -> (PathBuf, Key) {
     let shape = shape_digest(subject.directory);
     let plain = if subject.layout == LayoutChoice::Plain { "-plain" } else { "" };
-    let path = options.cache.join(format!("model-{}{plain}.json", &shape[..16]));
+    let narrow = if subject.cache == CacheElement::Q8_0 { "-narrow" } else { "" };
+    let path = options.cache.join(format!("model-{}{narrow}{plain}.json", &shape[..16]));
     let facts = Facts::gather(options.threads, &options.store);
     (path, Key { facts, shape, model: subject.model.to_owned() })
 }
@@ -197,7 +228,7 @@ fn measure(
     let available = memory::spec().map_or(u64::MAX, |spec| spec.ram_available_bytes.count());
     let on_processor = MeterOptions {
         threads,
-        cache: CacheElement::F16,
+        cache: subject.cache,
         layout: subject.layout,
         residency: Residency::Ram,
         folder: options.cache.clone(),

@@ -18,7 +18,7 @@ use super::links::KnownLinks;
 use super::profile::Surveyed;
 use crate::cluster::room::{self, Sizes};
 use crate::plan::profile_name;
-use crate::profile::plain_model;
+use crate::profile::{narrow_model, plain_model};
 
 /// Rounds of a ring at most.
 const ROUNDS_MAX: u32 = 32;
@@ -132,7 +132,8 @@ impl Question {
         for (index, candidate) in self.candidates.iter().enumerate() {
             let name = unused_name(&candidate.name, &names);
             let device = self.device(candidate, &name, index == 0, allowance);
-            match device.and_then(|it| self.times(it, tight.contains(&candidate.node))) {
+            let kept = (allowance.kv_type, tight.contains(&candidate.node));
+            match device.and_then(|it| self.times(it, kept)) {
                 Ok(device) => {
                     names.insert(name);
                     devices.push(device);
@@ -215,20 +216,30 @@ impl Question {
         DeviceProfile::new(spec)
     }
 
-    /// The device with the model's times in the layout that it has memory for.
-    fn times(&self, device: DeviceProfile, tight: bool) -> Result<DeviceProfile, FieldError> {
-        let plain = plain_model(&self.model.name);
+    /// The device with the model's times in the layout that it has memory for, and with keys and
+    /// values as they are to be kept, as far as either was measured.
+    fn times(
+        &self,
+        device: DeviceProfile,
+        (kv_type, tight): (KvType, bool),
+    ) -> Result<DeviceProfile, FieldError> {
+        let name = &self.model.name;
+        let narrow = narrow_model(name);
+        let all = [name.clone(), plain_model(name), narrow.clone(), plain_model(&narrow)];
         let mut spec = device.to_spec();
         let (layers, heads) = (&mut spec.cpu.layer_tables, &mut spec.cpu.head_tables);
-        if !layers.iter().any(|table| table.model == plain) {
-            return Ok(device);
-        }
-        let unwanted = if tight { &self.model.name } else { &plain };
-        layers.retain(|table| table.model != *unwanted);
-        heads.retain(|table| table.model != *unwanted);
+        let is_measured = |name: &String| layers.iter().any(|table| table.model == *name);
+        let by_cache = if kv_type == KvType::F16 { [0, 0] } else { [2, 0] };
+        let by_layout = if tight { [1, 0] } else { [0, 0] };
+        // Keys and values count for more where both were not measured together.
+        let wishes = by_cache.into_iter().flat_map(|cache| by_layout.map(|layout| cache + layout));
+        let wished = wishes.map(|index| &all[index]).find(|name| is_measured(name));
+        let Some(wished) = wished.cloned() else { return Ok(device) };
+        layers.retain(|table| table.model == wished || !all.contains(&table.model));
+        heads.retain(|table| table.model == wished || !all.contains(&table.model));
         let names = layers.iter_mut().map(|table| &mut table.model);
         for name in names.chain(heads.iter_mut().map(|table| &mut table.model)) {
-            if *name == plain {
+            if *name == wished {
                 name.clone_from(&self.model.name);
             }
         }

@@ -127,6 +127,15 @@ fn measured(gb_per_s: f64, layer_ms: f64, plain_ms: f64) -> Arc<Surveyed> {
     Arc::new(Surveyed { measured: true, device: DeviceProfile::new(spec).unwrap() })
 }
 
+/// The same device, with times of a layer for keys and values of 16 bits and of 8.
+fn measured_narrow(layer_ms: f64, narrow_ms: f64) -> Arc<Surveyed> {
+    let mut spec = measured(10.0, layer_ms, layer_ms).device.to_spec();
+    let tables = &mut spec.cpu.layer_tables;
+    tables[1].model = crate::profile::narrow_model("made");
+    tables[1].points[0].time_ms = narrow_ms;
+    Arc::new(Surveyed { measured: true, device: DeviceProfile::new(spec).unwrap() })
+}
+
 fn allowance(slots: u32, kv_type: KvType, given_up: &[&str]) -> Allowance {
     Allowance {
         slots,
@@ -254,6 +263,22 @@ fn times_are_those_of_the_layout_that_memory_suffices_for() {
         laptop: 0..10 in 40.20 + 0.58 ms
     "#]],
     );
+}
+
+#[test]
+fn times_are_those_of_the_keys_and_values_that_are_kept() {
+    let mut one = question(&[(10.0, 2200)]);
+    one.candidates[0].surveyed = measured_narrow(4.0, 7.0);
+    let layers_ms = |question: &Question| {
+        let placement = place(question, None).unwrap();
+        (placement.members[0].compute_s * 1e3 / 10.0).round()
+    };
+    assert_eq!(layers_ms(&one), 4.0);
+    one.allowances = vec![allowance(1, KvType::Q8_0, &["8 bits"])];
+    assert_eq!(layers_ms(&one), 7.0, "attention to 8 bits takes longer");
+    // An older device has not measured them.
+    one.candidates[0].surveyed = measured(10.0, 4.0, 4.0);
+    assert_eq!(layers_ms(&one), 4.0);
 }
 
 #[test]
