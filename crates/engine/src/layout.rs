@@ -13,6 +13,7 @@ use motley_ggml::{
 };
 use motley_model::{ModelDirectory, TensorInfo};
 
+use crate::graphs::product;
 use crate::layer_set::LayerSet;
 use crate::model::Model;
 use crate::weights::{bytes_of, element};
@@ -299,7 +300,7 @@ impl Sample {
         let columns = usize::try_from(self.spec.shape[0]).expect("a matrix in memory");
         let (mut graph, input) = Graph::build(8, |builder| {
             let (x, input) = builder.input(ElementType::F32, [columns, rows, 1, 1]);
-            builder.output(builder.mul_mat(builder.stored(set, *id), x));
+            builder.output(product(builder, set, *id, x));
             input
         });
         let mut memory = ComputeBuffer::new(backend);

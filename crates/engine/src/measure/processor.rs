@@ -13,7 +13,7 @@ use motley_model::TensorType;
 
 use super::fill::Filler;
 use super::{MeasureError, lower_quartile};
-use crate::graphs;
+use crate::graphs::product;
 
 /// Columns of the matrices: whole blocks of every type, and near the width of common models.
 const COLUMNS: usize = 2048;
@@ -234,7 +234,7 @@ impl ProcessorMeter {
     ) -> Result<Duration, MeasureError> {
         let (mut graph, input) = Graph::build(8, |builder| {
             let (x, input) = builder.input(ElementType::F32, [COLUMNS, vectors, 1, 1]);
-            builder.output(graphs::product(builder, &matrix.set, matrix.id, x));
+            builder.output(product(builder, &matrix.set, matrix.id, x));
             input
         });
         let mut memory = ComputeBuffer::new(&self.backend);
