@@ -446,6 +446,12 @@ impl Engine {
         done
     }
 
+    /// Lets compute threads sleep until the next step, instead of looking for work for a while:
+    /// for who knows that none will come soon.
+    pub fn rest(&self) {
+        self.workers.processor.backend.rest();
+    }
+
     fn run_checked(&mut self, step: &Step<'_>, product: &mut Vec<f32>) -> Result<(), StepError> {
         self.check_window(step)?;
         self.check_values(step)?;

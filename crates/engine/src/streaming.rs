@@ -190,6 +190,7 @@ impl Engine {
     /// # Errors
     /// When they cannot be read.
     pub fn measure_read_rate(&mut self, duration: Duration) -> Result<Option<ReadRate>, ReadError> {
+        self.rest();
         self.store.as_mut().map_or(Ok(None), |store| store.read_rate(duration))
     }
 

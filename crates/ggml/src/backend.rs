@@ -356,6 +356,15 @@ impl Backend {
         processor.threads = i32::try_from(threads).expect("at most 512");
     }
 
+    /// Lets the threads of a pool sleep until something is computed. Otherwise they look for work
+    /// for a while after each graph, and take a processor from who could use it.
+    pub fn rest(&self) {
+        if let Runner::Processor(processor) = &self.runner {
+            // SAFETY: the pool is live; computing wakes the threads of one that is paused.
+            unsafe { sys::ggml_threadpool_pause(processor.pool.raw()) };
+        }
+    }
+
     /// Runs `graph` to its end.
     ///
     /// # Errors

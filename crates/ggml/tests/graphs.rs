@@ -11,6 +11,11 @@ fn backend() -> Backend {
     Backend::cpu(ThreadPool::new(ThreadPoolOptions { threads: 2, poll_percent: 0, pinned: false }))
 }
 
+/// Its threads look for work for a while after each graph.
+fn watchful_backend() -> Backend {
+    Backend::cpu(ThreadPool::new(ThreadPoolOptions { threads: 2, poll_percent: 50, pinned: false }))
+}
+
 fn stored(values: &[f32], shape: [u64; 4]) -> Rc<TensorSet> {
     let spec = TensorSpec { name: "weight".to_owned(), element: ElementType::F32, shape };
     let set = TensorSet::allocate(Device::cpu().memory(), &[spec]).unwrap();
@@ -21,7 +26,15 @@ fn stored(values: &[f32], shape: [u64; 4]) -> Rc<TensorSet> {
 
 #[test]
 fn a_product_is_computed_again_for_each_input() -> Result<(), AllocateError> {
-    let mut backend = backend();
+    compute_again(backend(), |_| {})
+}
+
+#[test]
+fn threads_that_rest_compute_again() -> Result<(), AllocateError> {
+    compute_again(watchful_backend(), Backend::rest)
+}
+
+fn compute_again(mut backend: Backend, between: impl Fn(&Backend)) -> Result<(), AllocateError> {
     let set = stored(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2, 1, 1]);
     let weight = set.ids().next().unwrap();
     let (mut graph, (input, output)) = Graph::build(8, |builder| {
@@ -35,6 +48,7 @@ fn a_product_is_computed_again_for_each_input() -> Result<(), AllocateError> {
     let mut memory = ComputeBuffer::new(&backend);
     memory.allocate(&mut graph)?;
     for (x, expected) in [([1.0, 0.0, 0.0], [1.0, 4.0]), ([1.0, 1.0, 1.0], [6.0, 15.0])] {
+        between(&backend);
         graph.write::<f32>(input, &x);
         backend.compute(&graph).unwrap();
         let mut result = [0.0; 2];

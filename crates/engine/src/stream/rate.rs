@@ -58,7 +58,7 @@ pub(crate) fn drain(
     let mut pieces = order.iter().cycle();
     let mut take = || {
         let piece = pieces.next().expect("an order of at least one piece");
-        reader.take(*piece).map(|region| reader.give_back(region))
+        reader.take(*piece, || {}).map(|region| reader.give_back(region))
     };
     // What was read before the clock starts does not count.
     take()?;

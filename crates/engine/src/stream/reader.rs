@@ -95,11 +95,16 @@ impl Reader {
     }
 
     /// Waits for a piece and hands its memory over; [`give_back`](Self::give_back) returns it.
-    pub(crate) fn take(&self, piece: usize) -> Result<Region, ReadError> {
+    /// `before_waiting` is called if it is not there yet.
+    pub(crate) fn take(
+        &self,
+        piece: usize,
+        before_waiting: impl FnOnce(),
+    ) -> Result<Region, ReadError> {
         let mut state = self.shared.lock();
         state.expect(piece);
         self.shared.work.notify_all();
-        self.shared.wait(state, |state| state.take(piece))?
+        self.shared.wait(state, |state| state.take(piece), before_waiting)?
     }
 
     /// As [`take`](Self::take), with whatever bytes lie there: for measuring computation alone.
@@ -107,7 +112,7 @@ impl Reader {
     pub(crate) fn take_unread(&self, piece: usize) -> Result<Region, ReadError> {
         let mut state = self.shared.lock();
         state.pause();
-        self.shared.wait(state, |state| state.take_unread(piece))
+        self.shared.wait(state, |state| state.take_unread(piece), || {})
     }
 
     /// Reads ahead again.
@@ -135,7 +140,7 @@ impl Reader {
 
     /// Waits for a fetched piece.
     pub(crate) fn wait_fetched(&self) -> Result<Fetched, ReadError> {
-        self.shared.wait(self.shared.lock(), |state| state.fetched.pop_front())
+        self.shared.wait(self.shared.lock(), |state| state.fetched.pop_front(), || {})
     }
 }
 
@@ -178,19 +183,25 @@ impl Shared {
         self.arrived.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits until `ready` gives something, as long as reads come to an end.
+    /// Waits until `ready` gives something, as long as reads come to an end; if it has to, `before`
+    /// comes first.
     fn wait<'s, T>(
         &'s self,
         mut state: MutexGuard<'s, State>,
         mut ready: impl FnMut(&mut State) -> Option<T>,
+        before: impl FnOnce(),
     ) -> Result<T, ReadError> {
         let (mut seen, mut since) = (state.reads_done, Instant::now());
+        let mut before = Some(before);
         loop {
             if let Some(found) = ready(&mut state) {
                 return Ok(found);
             }
             if state.alive == 0 {
                 return Err(ReadError::NotRunning);
+            }
+            if let Some(before) = before.take() {
+                before();
             }
             state = self.wait_for(state, LOOK);
             if state.reads_done != seen {

@@ -319,7 +319,7 @@ impl Store {
                 Needs::Nothing => backend.compute_segment(&window.graph, segment)?,
                 Needs::Piece(piece) => {
                     let region = match reading {
-                        Reading::Disk => self.reader.take(piece)?,
+                        Reading::Disk => self.reader.take(piece, || backend.rest())?,
                         Reading::Nothing => self.reader.take_unread(piece)?,
                     };
                     let held = &self.held[piece];

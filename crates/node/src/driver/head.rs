@@ -178,9 +178,12 @@ impl Head {
     fn take_messages(&mut self, seat: &mut Seat, idle: bool) {
         if idle {
             let message = match self.patience() {
-                None => seat.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                None => {
+                    self.engine.rest();
+                    seat.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                }
                 Some(patience) if self.scheduler.counts().micro_batches > 0 => {
-                    receive_soon(&seat.inbox, patience)
+                    receive_soon(&seat.inbox, patience, || self.engine.rest())
                 }
                 Some(patience) => seat.inbox.recv_timeout(patience),
             };

@@ -227,11 +227,15 @@ impl Drop for OpenEdges {
 const WATCHFUL: Duration = Duration::from_micros(500);
 
 /// Waits for the next message of an engine thread in the midst of its work, watchfully at first;
-/// nothing if none comes in `patience`.
+/// nothing if none comes in `patience`. Before it sleeps, the threads that compute may `rest`.
 ///
 /// # Errors
 /// When none can come any more.
-pub(crate) fn receive_soon<T>(inbox: &Inbox<T>, patience: Duration) -> Result<T, RecvTimeoutError> {
+pub(crate) fn receive_soon<T>(
+    inbox: &Inbox<T>,
+    patience: Duration,
+    rest: impl FnOnce(),
+) -> Result<T, RecvTimeoutError> {
     let began = Instant::now();
     while began.elapsed() < WATCHFUL {
         match inbox.try_recv() {
@@ -240,12 +244,16 @@ pub(crate) fn receive_soon<T>(inbox: &Inbox<T>, patience: Duration) -> Result<T,
             Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
         }
     }
+    rest();
     inbox.recv_timeout(patience)
 }
 
 /// Waits for the next message of a member's engine, or until it is to look around.
-pub(crate) fn next_arrival(inbox: &Inbox<Arrival>) -> Result<Option<Arrival>, RecvTimeoutError> {
-    match receive_soon(inbox, LOOK_AROUND) {
+pub(crate) fn next_arrival(
+    inbox: &Inbox<Arrival>,
+    rest: impl FnOnce(),
+) -> Result<Option<Arrival>, RecvTimeoutError> {
+    match receive_soon(inbox, LOOK_AROUND, rest) {
         Ok(arrival) => Ok(Some(arrival)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
         Err(error) => Err(error),

@@ -123,10 +123,12 @@ fn encrypted(bytes: usize) {
 fn threads() {
     let (there, away) = sync_channel::<()>(1);
     let (back, home) = sync_channel::<()>(1);
-    thread::spawn(move || while receive_soon(&away, PATIENCE).is_ok() && back.send(()).is_ok() {});
+    thread::spawn(
+        move || while receive_soon(&away, PATIENCE, || {}).is_ok() && back.send(()).is_ok() {},
+    );
     report("thread to thread", 2, || {
         there.send(()).unwrap();
-        receive_soon(&home, PATIENCE).unwrap();
+        receive_soon(&home, PATIENCE, || {}).unwrap();
     });
 }
 
@@ -138,13 +140,13 @@ fn frames(there: &EdgePlace, back: &EdgePlace) {
     let (to_head, at_head) = (open(away, back), read(home, back));
     let answer = back.clone();
     thread::spawn(move || {
-        while let Ok(Some(_)) = next_arrival(&at_member) {
+        while let Ok(Some(_)) = next_arrival(&at_member, || {}) {
             to_head.send(token(&answer));
         }
     });
     report("all of a hop but computing", 2, || {
         to_member.send(token(there));
-        next_arrival(&at_head).unwrap().unwrap();
+        next_arrival(&at_head, || {}).unwrap().unwrap();
     });
 }
 

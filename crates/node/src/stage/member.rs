@@ -146,7 +146,7 @@ impl Worker {
     fn serve(mut self, arrivals: &Receiver<Arrival>, stop: &AtomicBool) {
         let mut idle_since = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            match next_arrival(arrivals) {
+            match next_arrival(arrivals, || self.engine.rest()) {
                 Ok(Some(arrival)) => self.take(arrival),
                 Ok(None) => {
                     // Counted although nothing comes, so that others see the device at rest.

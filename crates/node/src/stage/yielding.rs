@@ -38,6 +38,11 @@ impl YieldingEngine {
         self.engine.clear(slot);
     }
 
+    /// As [`Engine::rest`].
+    pub(crate) fn rest(&self) {
+        self.engine.rest();
+    }
+
     /// Gives memory to other programs, or takes it back, if that is asked for.
     pub(crate) fn follow(&mut self) {
         if let Some(yielder) = &mut self.yielder
