@@ -1,7 +1,7 @@
 //! Work that must not hold the engine up: on threads of its own, of a lower priority.
 //!
-//! Where this work waits for nothing and the engine's threads fill all processors, it gets about a
-//! quarter of one. So nothing that the engine's thread or a thread of the gateway's may wait for is
+//! Where this work waits for nothing and the engine's threads fill all processors, it gets a quarter
+//! or a tenth of one. So nothing that the engine's thread or a thread of the gateway's may wait for is
 //! held while it is done, but for a moment.
 
 use std::fmt;
@@ -12,12 +12,25 @@ use std::thread;
 use motley_gateway::{Failure, Refusal};
 use tokio::sync::{Semaphore, oneshot};
 
-/// How much nicer the threads are than those of the engine, in Linux's terms.
-///
-/// Of a processor that both want, 5 leaves a quarter, 10 a tenth: there a form that takes 0.2 s to
-/// compile would take the 2 s that it may, whenever answers are computed.
-#[cfg(target_os = "linux")]
-const NICENESS: i32 = 5;
+/// What is left of a processor that the engine wants too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haste {
+    /// A quarter: a form that takes 0.2 s to compile has its 2 s of time for that.
+    Request,
+    /// A tenth: what only the first request waits for, and takes long enough for steps to suffer.
+    Once,
+}
+
+impl Haste {
+    /// How much nicer threads are than those of the engine, in Linux's terms.
+    #[cfg(target_os = "linux")]
+    fn niceness(self) -> i32 {
+        match self {
+            Self::Request => 5,
+            Self::Once => 10,
+        }
+    }
+}
 
 /// Stack of a thread: schemas nest at most as deep as the gateway lets them, patterns deeper.
 const STACK_BYTES: usize = 16 << 20;
@@ -25,6 +38,7 @@ const STACK_BYTES: usize = 16 << 20;
 /// Threads for one kind of work, of which only so many run at a time.
 pub(crate) struct Background {
     name: &'static str,
+    haste: Haste,
     places: Arc<Semaphore>,
 }
 
@@ -51,8 +65,8 @@ impl BackgroundError {
 
 impl Background {
     /// Work under this name, at most `threads_max` pieces at a time; others wait in their order.
-    pub(crate) fn new(name: &'static str, threads_max: usize) -> Self {
-        Self { name, places: Arc::new(Semaphore::new(threads_max)) }
+    pub(crate) fn new(name: &'static str, haste: Haste, threads_max: usize) -> Self {
+        Self { name, haste, places: Arc::new(Semaphore::new(threads_max)) }
     }
 
     /// Works on a thread of its own. Dropping this leaves the thread to itself.
@@ -66,8 +80,9 @@ impl Background {
         let places = Arc::clone(&self.places);
         let place = places.acquire_owned().await.map_err(|_| BackgroundError::Panicked)?;
         let (send, done) = oneshot::channel();
+        let haste = self.haste;
         let work = move || {
-            lower_priority();
+            lower_priority(haste);
             // Nobody may wait any more.
             let _ = send.send(work());
             drop(place);
@@ -90,14 +105,14 @@ impl fmt::Debug for Background {
 /// Makes the calling thread nicer, for good: raising a priority again takes a privilege. On Linux
 /// each thread has a niceness of its own; elsewhere it is the whole process's and stays.
 #[cfg(target_os = "linux")]
-fn lower_priority() {
+fn lower_priority(haste: Haste) {
     let own = rustix::process::getpriority_process(None).unwrap_or(0);
     // A system that refuses lets the work run as it is.
-    let _ = rustix::process::setpriority_process(None, own + NICENESS);
+    let _ = rustix::process::setpriority_process(None, own + haste.niceness());
 }
 
 #[cfg(not(target_os = "linux"))]
-fn lower_priority() {}
+fn lower_priority(_: Haste) {}
 
 #[cfg(test)]
 mod tests {
@@ -105,7 +120,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_is_done_and_a_panic_ends_only_it() {
-        let background = Background::new("test", 1);
+        let background = Background::new("test", Haste::Request, 1);
         assert_eq!(background.run(|| 1).await.unwrap(), 1);
         let panicked: Result<(), _> = background.run(|| panic!("on purpose")).await;
         assert!(matches!(panicked, Err(BackgroundError::Panicked)));
@@ -117,8 +132,10 @@ mod tests {
     async fn only_the_thread_of_the_work_is_nicer() {
         let niceness = || rustix::process::getpriority_process(None).unwrap();
         let before = niceness();
-        let inside = Background::new("test", 1).run(niceness).await.unwrap();
-        assert_eq!(inside, (before + NICENESS).min(19));
+        for (haste, nicer) in [(Haste::Request, 5), (Haste::Once, 10)] {
+            let inside = Background::new("test", haste, 1).run(niceness).await.unwrap();
+            assert_eq!(inside, (before + nicer).min(19));
+        }
         assert_eq!(niceness(), before);
     }
 }

@@ -20,7 +20,7 @@ use super::listener::{
 };
 use super::thinking::{self, Thinking};
 use super::{card, embedding, forms};
-use crate::background::{Background, BackgroundError};
+use crate::background::{Background, BackgroundError, Haste};
 use crate::cluster::ClusterHead;
 use crate::driver::{CallerKey, Driver, Purpose, Request, SubmitError};
 use crate::prompt::{Conversation, PromptMaker};
@@ -97,7 +97,7 @@ impl EngineBackend {
         Ok(Self {
             card: card::card(&model, &prompts, name, count(context_tokens))?,
             forms: forms::Compiler::new(Arc::clone(&vocabulary), logits, limits),
-            texts: Background::new("text", TEXTS_AT_ONCE),
+            texts: Background::new("text", Haste::Request, TEXTS_AT_ONCE),
             vocabulary,
             prompts: Arc::new(prompts),
             call_style,

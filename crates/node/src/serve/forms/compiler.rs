@@ -16,7 +16,7 @@ use motley_ggml::{Token, Vocabulary};
 
 use super::grammar::{Grammar, Scope};
 use super::matcher::{FormMatcher, Opening, Trigger, problem};
-use crate::background::{Background, BackgroundError};
+use crate::background::{Background, BackgroundError, Haste};
 use crate::driver::Constrainer;
 
 /// What compiling grammars may take.
@@ -64,6 +64,8 @@ fn parser_limits(memory_bytes: usize) -> ParserLimits {
 pub(in crate::serve) struct Compiler {
     shared: Arc<Shared>,
     workers: Background,
+    /// For the vocabulary's tree.
+    trees: Background,
     time_max: Duration,
 }
 
@@ -102,7 +104,8 @@ impl Compiler {
         let shared = Shared { vocabulary, logits, memory_bytes, factory: OnceLock::new(), kept };
         Self {
             shared: Arc::new(shared),
-            workers: Background::new("grammar", WORKERS),
+            workers: Background::new("grammar", Haste::Request, WORKERS),
+            trees: Background::new("tree", Haste::Once, 1),
             time_max: limits.compile,
         }
     }
@@ -127,9 +130,9 @@ impl Compiler {
     async fn compile(&self, grammar: Grammar) -> Result<Arc<Matcher>, Refusal> {
         if self.shared.factory.get().is_none() {
             // Not within the limit: a large vocabulary is not the client's fault.
-            self.on_worker(|shared| shared.factory().map(|_| ())).await??;
+            self.on(&self.trees, |shared| shared.factory().map(|_| ())).await??;
         }
-        let compiled = self.on_worker(move |shared| shared.compile(&grammar));
+        let compiled = self.on(&self.workers, move |shared| shared.compile(&grammar));
         match tokio::time::timeout(self.time_max, compiled).await {
             Ok(compiled) => compiled?,
             Err(_) => Err(super::schema::refuse("", "takes too long to compile")),
@@ -137,12 +140,13 @@ impl Compiler {
     }
 
     /// Works on a thread of its own. Dropping this leaves the thread to itself.
-    async fn on_worker<T: Send + 'static>(
+    async fn on<T: Send + 'static>(
         &self,
+        background: &Background,
         work: impl FnOnce(&Shared) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
         let shared = Arc::clone(&self.shared);
-        self.workers.run(move || work(&shared)).await.map_err(BackgroundError::into_refusal)
+        background.run(move || work(&shared)).await.map_err(BackgroundError::into_refusal)
     }
 }
 
