@@ -172,6 +172,7 @@ impl PartialFile {
     pub(super) fn finish(mut self, to: &Path) -> Result<(), PartialError> {
         self.file.sync_all().map_err(|source| self.failed("write", source))?;
         self.unnoted_bytes = 0;
+        leave_memory(&self.file);
         whole_file::rename(&self.path, to).map_err(|source| self.failed("rename", source))?;
         let _ = fs::remove_file(&self.note_path);
         Ok(())
@@ -187,6 +188,17 @@ impl PartialFile {
     fn failed(&self, action: &'static str, source: io::Error) -> PartialError {
         PartialError::Io { action, path: self.path.clone(), source }
     }
+}
+
+/// Lets the system forget the pages of a file that has reached the disk. Pages that were written one
+/// by one lie scattered in memory, and weights in them are read up to a quarter more slowly than in
+/// the large pages that reading the file brings.
+fn leave_memory(file: &File) {
+    #[cfg(target_os = "linux")]
+    // Where the system does not take the advice, the file is only slower.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
 }
 
 impl Drop for PartialFile {
