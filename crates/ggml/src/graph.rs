@@ -14,7 +14,7 @@ use crate::arena;
 use crate::backend::{Backend, Device, DeviceKind};
 use crate::element::ElementType;
 use crate::log;
-use crate::q4_1::Turns;
+use crate::packed::{Rounding, Turns};
 use crate::segments::{self, Part, Segments};
 use crate::tensors::{TensorId, TensorSet};
 
@@ -136,8 +136,8 @@ pub struct Builder<'g> {
     outputs: RefCell<Vec<NonNull<sys::ggml_tensor>>>,
     sets: RefCell<Vec<Rc<TensorSet>>>,
     turns: RefCell<Vec<Pin<Box<Turns>>>>,
-    /// Rows and how they were laid out last.
-    pub(crate) last_packed: Cell<Option<(Raw, Raw)>>,
+    /// Rows that were laid out last, how they were rounded, and the result.
+    pub(crate) last_packed: Cell<Option<(Raw, Rounding, Raw)>>,
     _graph: PhantomData<Cell<&'g ()>>,
 }
 

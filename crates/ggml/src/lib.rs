@@ -15,7 +15,7 @@ mod file;
 mod graph;
 mod log;
 mod ops;
-mod q4_1;
+mod packed;
 mod quantize;
 mod reference;
 mod segments;

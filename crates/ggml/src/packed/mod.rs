@@ -1,17 +1,21 @@
-//! Products of Q4_1 weights with many rows at once, to the last bit as ggml's own.
+//! Products of Q4_1, Q4_K and Q6_K weights with many rows at once, to the last bit as ggml's own.
 //!
-//! ggml multiplies one row of Q4_1 weights with one row of activations at a time, and unpacks the
-//! weights again for each. Here they are unpacked once, and two rows of them are multiplied with
-//! eight rows of activations in registers. Every element of the product adds the same terms in the
-//! same order as ggml's kernel does, so that no bit differs; [`Kernel::find`] makes sure of that
-//! before anything is computed, and gives no kernel where it is not so or the processor lacks what
-//! it takes.
+//! ggml unpacks weights again for each row of activations, or lays out more than few rows need. Here
+//! weights are unpacked once, and a group of their rows is multiplied with eight rows of activations
+//! in registers. Every element of the product adds the same terms in the same order as ggml's kernel
+//! does, where the order matters, so that no bit differs; [`Kernel::of`] makes sure of that before
+//! anything is computed, and gives no kernel where it is not so or the processor lacks what it takes.
+//!
+//! How activations are laid out is in `panels`, the loop over a product in `kernel`, its check in
+//! `exact`, and what is special to types of weights in `q4_1` and `k_quants`.
 
+mod exact;
+mod k_quants;
 mod kernel;
-mod packed;
+mod panels;
+mod q4_1;
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use llama_cpp_sys_2 as sys;
@@ -20,11 +24,8 @@ use crate::element::ElementType;
 use crate::graph::{Builder, Tensor, as_i64};
 
 pub(crate) use kernel::Kernel;
-use packed::COLUMNS;
-
-/// The fewest rows for which packing pays: eight are multiplied at once, whether they are there or
-/// not.
-const ROWS_MIN: usize = 4;
+pub(crate) use panels::Rounding;
+use panels::{COLUMNS, PIECE};
 
 /// What ggml takes for "as many threads as there are".
 const ALL_THREADS: c_int = -1;
@@ -41,25 +42,24 @@ pub(crate) struct Turns {
 
 impl<'g> Builder<'g> {
     /// Matrix product as [`mul_mat`](Self::mul_mat), the same to the last bit, but faster where many
-    /// rows are multiplied: nothing where they are too few, the weights are of another type, or the
-    /// processor lacks what it takes. For the processor only.
+    /// rows are multiplied: nothing where they are too few, the weights are of another type or
+    /// interleaved, or the processor lacks what it takes. For the processor only.
     pub fn mul_mat_packed(&self, weight: Tensor<'g>, a: Tensor<'g>) -> Option<Tensor<'g>> {
         let ([elements, outputs, ..], [width, rows, ..]) = (weight.shape(), a.shape());
         assert_eq!(elements, width, "{weight:?} cannot multiply {a:?}");
         let is_matrix = |tensor: Tensor<'g>| {
             tensor.is_contiguous() && tensor.shape()[2] == 1 && tensor.shape()[3] == 1
         };
-        if rows < ROWS_MIN
-            || elements > kernel::ELEMENTS_MAX
-            || weight.element() != ElementType::Q4_1
-            || a.element() != ElementType::F32
-            || !is_matrix(weight)
-            || !is_matrix(a)
-        {
+        // SAFETY: the tensor is live. Interleaved weights have something there.
+        let is_plain = unsafe { weight.raw.as_ref() }.extra.is_null();
+        if a.element() != ElementType::F32 || !is_plain || !is_matrix(weight) || !is_matrix(a) {
             return None;
         }
-        let kernel = *Kernel::get()?;
-        let panels = self.packed(a);
+        let kernel = *Kernel::of(weight.element())?;
+        if rows < kernel.format.rows_min || !kernel.takes(elements) {
+            return None;
+        }
+        let panels = self.packed(a, &kernel.format.rounding);
         let turns = self.keep(Turns { kernel, next: 0.into(), done: 0.into() });
         self.take_one();
         let mut operands = [weight.raw.as_ptr(), panels.raw.as_ptr()];
@@ -83,16 +83,16 @@ impl<'g> Builder<'g> {
     }
 
     /// The rows of a matrix, rounded to 8 bits and laid out for products; once for all products in
-    /// a row that have the same rows.
-    fn packed(&self, a: Tensor<'g>) -> Tensor<'g> {
-        if let Some((rows, panels)) = self.last_packed.get()
-            && rows == a.raw
+    /// a row that have the same rows, rounded alike.
+    fn packed(&self, a: Tensor<'g>, rounding: &'static Rounding) -> Tensor<'g> {
+        if let Some((rows, same, panels)) = self.last_packed.get()
+            && (rows, same) == (a.raw, *rounding)
         {
             return self.node(panels.as_ptr());
         }
         let [elements, rows, ..] = a.shape();
         self.take_one();
-        let bytes = as_i64(packed::bytes(elements, rows));
+        let bytes = as_i64(rounding.bytes(elements, rows));
         let mut operands = [a.raw.as_ptr()];
         // SAFETY: the operand is live; `pack` reads it and writes the result, as sized here.
         let panels = self.node(unsafe {
@@ -107,39 +107,44 @@ impl<'g> Builder<'g> {
                 1,
                 Some(pack),
                 ALL_THREADS,
-                std::ptr::null_mut(),
+                std::ptr::from_ref(rounding).cast_mut().cast(),
             )
         });
-        self.last_packed.set(Some((a.raw, panels.raw)));
+        self.last_packed.set(Some((a.raw, *rounding, panels.raw)));
         panels
-    }
-}
-
-impl Kernel {
-    /// The kernel for this processor, looked for once.
-    fn get() -> Option<&'static Self> {
-        static FOUND: OnceLock<Option<Kernel>> = OnceLock::new();
-        FOUND.get_or_init(Self::find).as_ref()
     }
 }
 
 /// One thread's part of [`Builder::packed`].
 ///
 /// # Safety
-/// Called by ggml for a node that `packed` made, with memory for it and its operand.
-unsafe extern "C" fn pack(dst: *mut sys::ggml_tensor, ith: c_int, nth: c_int, _: *mut c_void) {
-    // SAFETY: as the caller promises; threads write panels of their own.
+/// Called by ggml for a node that `packed` made with this rounding, with memory for it and its
+/// operand.
+unsafe extern "C" fn pack(
+    dst: *mut sys::ggml_tensor,
+    ith: c_int,
+    nth: c_int,
+    rounding: *mut c_void,
+) {
+    // SAFETY: as the caller promises; threads write pieces of their own.
     unsafe {
+        let rounding = *rounding.cast::<Rounding>();
         let rows = &*(*dst).src[0];
         let (elements, count) = (rows.ne[0] as usize, rows.ne[1] as usize);
-        let panel_bytes = packed::panel_bytes(elements);
-        let panels = count.div_ceil(COLUMNS);
-        for panel in (ith as usize..panels).step_by(nth as usize) {
+        let panel_bytes = rounding.panel_bytes(elements);
+        let pieces = elements.div_ceil(PIECE);
+        for turn in (ith as usize..count.div_ceil(COLUMNS) * pieces).step_by(nth as usize) {
+            let (panel, start) = (turn / pieces, turn % pieces * PIECE);
+            let length = PIECE.min(elements - start);
             let first = panel * COLUMNS;
-            let data = rows.data.cast::<f32>().add(first * elements);
-            let rows = std::slice::from_raw_parts(data, COLUMNS.min(count - first) * elements);
-            let into = (*dst).data.cast::<u8>().add(panel * panel_bytes);
-            packed::pack(rows, elements, std::slice::from_raw_parts_mut(into, panel_bytes));
+            let piece_of = |row: usize| {
+                let data = rows.data.cast::<f32>().add((first + row) * elements + start);
+                std::slice::from_raw_parts(data, length)
+            };
+            let into = panel * panel_bytes + rounding.panel_bytes(start);
+            let into = (*dst).data.cast::<u8>().add(into);
+            let into = std::slice::from_raw_parts_mut(into, rounding.panel_bytes(length));
+            rounding.pack((0..COLUMNS.min(count - first)).map(piece_of), into);
         }
     }
 }
@@ -170,7 +175,7 @@ unsafe extern "C" fn multiply(
             rows,
             into: (*dst).data.cast(),
         };
-        let part = kernel::outputs_of_a_part(elements);
+        let part = turns.kernel.outputs_of_a_part(elements);
         loop {
             let first = turns.next.fetch_add(part, Ordering::Relaxed);
             if first >= outputs {
