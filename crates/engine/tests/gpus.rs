@@ -255,6 +255,7 @@ fn layers_in_a_gpu_choose_the_tokens_of_the_processor() {
     for (architecture, file_type) in [
         ("llama", FileType::F16),
         ("llama", FileType::Q4_0),
+        ("llama", FileType::Q4_1),
         ("llama", FileType::Q4_K_M),
         ("qwen2", FileType::F16),
         ("qwen3", FileType::Q8_0),
@@ -279,6 +280,7 @@ fn a_real_model_says_the_same_from_a_gpu() {
     let expected = ours_greedy(&mut alone, &whole, &prompt, TOKENS);
     let sites = format!("{}{}p", "p".repeat(layers / 2), "0".repeat(layers - layers / 2));
     let mut engine = load(&fixture, placed(&sites, Residency::Mapped.into(), &gpus));
+    assert_eq!(engine.declined(), []);
     let found = ours_greedy(&mut engine, &whole, &prompt, TOKENS);
     println!("{name}: logits {:.6} of their size apart", apart(&found, &expected));
     assert_eq!(found.tokens, expected.tokens);

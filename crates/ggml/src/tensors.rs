@@ -344,11 +344,12 @@ impl TensorSet {
         })
     }
 
-    /// Whether the memory is that of the processor and not one of another device's that it can read.
+    /// Whether the memory is that of the processor and not one of another device's that it can read;
+    /// imagined tensors are nobody's.
     pub fn is_of_processor(&self) -> bool {
         // SAFETY: the buffer is owned by the set; kinds and devices are static. Ordinary memory of
         // the processor has no device in ggml.
-        self.buffer.is_none_or(|buffer| unsafe {
+        self.buffer.is_some_and(|buffer| unsafe {
             let kind = sys::ggml_backend_buffer_get_type(buffer.as_ptr());
             let device = sys::ggml_backend_buft_get_device(kind);
             device.is_null()
