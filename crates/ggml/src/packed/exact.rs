@@ -14,13 +14,11 @@ use crate::threads::{ThreadPool, ThreadPoolOptions};
 /// Blocks of a row.
 const BLOCKS: usize = 9;
 
-/// Rows of activations, for ggml takes other ways for few and for many.
-const ROWS: [usize; 2] = [COLUMNS, 3 * COLUMNS];
-
-/// Whether products of made-up rows are ggml's to the last bit.
+/// Whether products of made-up rows are ggml's to the last bit: of the fewest that the kernel takes,
+/// of a panel and of several, for ggml takes other ways for few and for many.
 pub(super) fn is_exact(kernel: Kernel) -> bool {
     let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
-    ROWS.into_iter().all(|rows| {
+    [kernel.format.rows_min, COLUMNS, 3 * COLUMNS].into_iter().all(|rows| {
         let elements = BLOCKS * kernel.format.rounding.block();
         let outputs = kernel.outputs_of_a_part(elements);
         let weights: Vec<u8> =
