@@ -106,14 +106,11 @@ impl ProfileSource {
         let model = Model::open(&metadata()?)?;
         terminal::note("measuring this device ...\n");
         let device = profile::device(options, &mut |_| {})?.device;
-        let tables = profile::model_tables(options, model_name, model.directory(), &mut |_| {})?;
-        let plain = profile::plain_tables(options, model_name, model.directory(), &mut |_| {})?;
-        if let Some(note) = &tables.note {
+        let tables = profile::all_tables(options, model_name, model.directory())?;
+        if let Some(note) = tables.iter().find_map(|tables| tables.note.as_ref()) {
             terminal::note(&format!("{note}\n"));
         }
-        let narrow = profile::narrow_tables(options, model_name, model.directory(), &mut |_| {})?;
-        let device = plain.merged_into(&tables.merged_into(&device)?)?;
-        let device = narrow.into_iter().try_fold(device, |device, it| it.merged_into(&device))?;
+        let device = tables.into_iter().try_fold(device, |device, it| it.merged_into(&device))?;
         Ok(Surveyed { measured: true, device })
     }
 }

@@ -32,9 +32,9 @@ pub(crate) use arguments::{Arguments, execute};
 pub(crate) use corrections::{keep_corrections, kept_corrections};
 pub(crate) use hardware::{device, kept_device};
 pub(crate) use layouts::load_engine;
-pub(crate) use tables::{
-    kept_tables, model_tables, narrow_model, narrow_tables, plain_model, plain_tables,
-};
+pub(crate) use tables::{all_tables, kept_tables, model_tables, variants};
+#[cfg(test)]
+pub(crate) use tables::{narrow_model, plain_model};
 
 /// How and where to measure.
 #[derive(Clone, Debug)]

@@ -118,69 +118,58 @@ pub(crate) fn plain_model(model: &str) -> String {
     format!("{model} (plain)")
 }
 
-/// The same for a device without memory to spare for the other layout of its weights, under a name
-/// of their own; nothing where the processor has no other layout.
-///
-/// # Errors
-/// As above.
-pub(crate) fn plain_tables(
-    options: &Options,
-    model: &str,
-    directory: &ModelDirectory,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<ModelTables, ProfileError> {
-    if interleaved_bytes_max(directory, &(0..directory.layers.len()).into(), true) == 0 {
-        return Ok(ModelTables::default());
-    }
-    let model = &plain_model(model);
-    let (layout, cache) = (LayoutChoice::Plain, CacheElement::F16);
-    kept_or_measured(options, Subject { model, directory, layout, cache }, progress)
-}
-
 /// The name that times of a model go by whose keys and values have 8 bits.
 pub(crate) fn narrow_model(model: &str) -> String {
     format!("{model} (8-bit keys and values)")
 }
 
-/// The same with keys and values of 8 bits, in both layouts as far as there are two: attention takes
-/// longer then, and plans choose them where memory is short.
+/// All that plans of several devices ask for, each under a name of its own: keys and values of 16
+/// bits, then of 8, with which attention takes longer, and of both the faster layout of weights, then
+/// that of the file, which is for a device without memory to spare.
+pub(crate) fn variants(model: &str) -> [(String, LayoutChoice, CacheElement); 4] {
+    let narrow = narrow_model(model);
+    let (fast, plain) = (LayoutChoice::Measured, LayoutChoice::Plain);
+    [
+        (model.to_owned(), fast, CacheElement::F16),
+        (plain_model(model), plain, CacheElement::F16),
+        (narrow.clone(), fast, CacheElement::Q8_0),
+        (plain_model(&narrow), plain, CacheElement::Q8_0),
+    ]
+}
+
+/// Times of all [`variants`] that differ here: layouts do where the processor has two.
 ///
 /// # Errors
-/// As above.
-pub(crate) fn narrow_tables(
+/// As [`model_tables`].
+pub(crate) fn all_tables(
     options: &Options,
     model: &str,
     directory: &ModelDirectory,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<[ModelTables; 2], ProfileError> {
-    let cache = CacheElement::Q8_0;
-    let (model, layout) = (&*narrow_model(model), LayoutChoice::Measured);
-    let fast = kept_or_measured(options, Subject { model, directory, layout, cache }, progress)?;
-    if interleaved_bytes_max(directory, &(0..directory.layers.len()).into(), true) == 0 {
-        return Ok([fast, ModelTables::default()]);
-    }
-    let (model, layout) = (&*plain_model(model), LayoutChoice::Plain);
-    let plain = kept_or_measured(options, Subject { model, directory, layout, cache }, progress)?;
-    Ok([fast, plain])
+) -> Result<Vec<ModelTables>, ProfileError> {
+    let layers = (0..directory.layers.len()).into();
+    let one_layout = interleaved_bytes_max(directory, &layers, true) == 0;
+    let differing = variants(model).into_iter();
+    let differing =
+        differing.filter(|(_, layout, _)| !one_layout || *layout != LayoutChoice::Plain);
+    let tables = differing.map(|(model, layout, cache)| {
+        let subject = Subject { model: &model, directory, layout, cache };
+        kept_or_measured(options, subject, &mut |_| {})
+    });
+    tables.collect()
 }
 
-/// Tables of this model that were measured before, in both layouts as far as they were.
+/// Tables of this model that were measured before, of all [`variants`] as far as they were.
 pub(crate) fn kept_tables(
     options: &Options,
     model: &str,
     directory: &ModelDirectory,
 ) -> Vec<ModelTables> {
-    let caches = [(model.to_owned(), CacheElement::F16), (narrow_model(model), CacheElement::Q8_0)];
-    let subjects = caches.into_iter().flat_map(|(model, cache)| {
-        let plain = plain_model(&model);
-        [(model, LayoutChoice::Measured, cache), (plain, LayoutChoice::Plain, cache)]
-    });
     let kept = |(model, layout, cache): (String, _, _)| {
         let subject = Subject { model: &model, directory, layout, cache };
         let (path, key) = place(options, subject);
         cache::load(&path, &key, options.effort)
     };
-    subjects.filter_map(kept).collect()
+    variants(model).into_iter().filter_map(kept).collect()
 }
 
 /// Where tables are kept, and what they depend on.

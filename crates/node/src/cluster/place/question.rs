@@ -18,7 +18,7 @@ use super::links::KnownLinks;
 use super::profile::Surveyed;
 use crate::cluster::room::{self, Sizes};
 use crate::plan::profile_name;
-use crate::profile::{narrow_model, plain_model};
+use crate::profile::variants;
 
 /// Rounds of a ring at most.
 const ROUNDS_MAX: u32 = 32;
@@ -223,9 +223,7 @@ impl Question {
         device: DeviceProfile,
         (kv_type, tight): (KvType, bool),
     ) -> Result<DeviceProfile, FieldError> {
-        let name = &self.model.name;
-        let narrow = narrow_model(name);
-        let all = [name.clone(), plain_model(name), narrow.clone(), plain_model(&narrow)];
+        let all = variants(&self.model.name).map(|(name, _, _)| name);
         let mut spec = device.to_spec();
         let (layers, heads) = (&mut spec.cpu.layer_tables, &mut spec.cpu.head_tables);
         let is_measured = |name: &String| layers.iter().any(|table| table.model == *name);
